@@ -1,0 +1,78 @@
+# make demo    train on bundled digits and show what the covariance knows (no download)
+# make test    the fast tests
+# Everything below sets up .venv first, once.
+
+# Real data sets, where a folder beside the repository has them.
+SHARED := $(wildcard ../shared/data)
+ifneq ($(SHARED),)
+export COVARY_DATA ?= $(abspath $(SHARED))
+endif
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test test-slow lint format docs bench results clean
+
+help:
+	@echo "make demo       train a network on bundled digits; prints a table, draws out/digits.png"
+	@echo "make test       run the fast tests (make test-slow: the slow ones)"
+	@echo "make lint       ruff and mypy (make format: let ruff rewrite)"
+	@echo "make bench      measure speed and memory as ratios, save results/bench.json"
+	@echo "make results    run the demo and measure accuracy against sampling, save results/*.json"
+	@echo "make docs       build the documentation into site/"
+	@echo "make clean      remove .venv and everything generated"
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "covary needs Python 3.10 or newer, and there is no '$(PYTHON)' on this machine."; \
+	  echo "Install it, or say where it is: make PYTHON=/path/to/python"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "covary needs Python 3.10 or newer, and '$(PYTHON)' is $$($(PYTHON) --version)."; \
+	  echo "Say where a newer one is: make PYTHON=/path/to/python"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "'$(PYTHON)' cannot create virtual environments (on Debian: apt install python3-venv)."; \
+	  exit 1; }
+	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || \
+	  echo "Note: no C compiler found; all but the torch.compile test will work."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	@touch $@
+
+demo: setup
+	$(BIN)/python examples/digits.py
+
+test: setup
+	$(BIN)/python -m pytest
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: setup
+	$(BIN)/mkdocs build --strict
+
+bench: setup
+	@mkdir -p out
+	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-quiet --benchmark-json=out/bench.json -m '' -q
+	$(BIN)/python -m benchmarks.summary out/bench.json
+
+results: setup
+	$(BIN)/python examples/digits.py --out results
+	$(BIN)/python -m benchmarks.against_sampling
+	$(BIN)/python -m benchmarks.quadrature_accuracy
+
+clean:
+	rm -rf $(VENV) site out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

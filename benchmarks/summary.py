@@ -1,0 +1,90 @@
+"""From pytest-benchmark's timings to ratios: prints tables, writes results/bench.json.
+
+python -m benchmarks.summary out/bench.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks import memory, results, tables
+
+# What the project promises of a training step on the paper's MNIST network.
+MOST_OVER_PLAIN = {"shared": 4.0, "diagonal": 3.0}
+LEAST_OVER_LITERAL = {"full": 15.0}
+MOST_MEMORY_MB = {"full": 400.0}
+
+
+def broken_promises(measured: dict[str, Any]) -> list[str]:
+    """Which of the promises above a measurement does not keep."""
+    steps, memory_mb = measured["training step"], measured["peak memory above idle, MB"]
+    broken = []
+    for kind, most in MOST_OVER_PLAIN.items():
+        if steps[kind]["over plain"] > most:
+            broken.append(f"{kind} takes {steps[kind]['over plain']:.1f} plain steps, not {most}")
+    for kind, least in LEAST_OVER_LITERAL.items():
+        if steps[kind]["literal over it"] < least:
+            faster = steps[kind]["literal over it"]
+            broken.append(f"{kind} is {faster:.1f} times faster than literal, not {least}")
+    for kind, most in MOST_MEMORY_MB.items():
+        if memory_mb[kind] > most:
+            broken.append(f"{kind} takes {memory_mb[kind]} MB above idle, not {most}")
+    return broken
+
+
+def ratios(timings: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over the plain network's, measured in the same run."""
+    medians: dict[str, dict[Any, Any]] = {"training step": {}, "width": {}, "batch": {}}
+    for timing in timings:
+        info, median = timing["extra_info"], timing["stats"]["median"]
+        group = medians[timing["group"]]
+        if "column" in info:
+            group.setdefault(str(info["row"]), {})[info["column"]] = median
+        else:
+            group[info["row"]] = median
+    steps = medians["training step"]
+    measured: dict[str, Any] = {
+        "training step": {
+            kind: {
+                "over plain": steps[kind] / steps["plain"],
+                "literal over it": steps["literal"] / steps[kind],
+            }
+            for kind in ("plain", "diagonal", "shared", "full", "literal")
+        }
+    }
+    for quantity in ("width", "batch"):
+        measured[quantity] = {
+            row: {
+                kind: seconds / columns["plain"]
+                for kind, seconds in columns.items()
+                if kind != "plain"
+            }
+            for row, columns in medians[quantity].items()
+        }
+    return measured
+
+
+def main() -> None:
+    raw = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    measured = ratios(raw["benchmarks"])
+    measured["peak memory above idle, MB"] = {
+        kind: round(memory.measure(kind), 1)
+        for kind in ("plain", "diagonal", "shared", "full", "literal")
+    }
+    path = results.save("bench", "make bench", 0, measured)
+    print(f"\n{tables.speed()}\n")
+    for group in ("width", "batch"):
+        print(f"training step over the plain network's, by {group}\n\n{tables.growth(group)}\n")
+    print("peak memory above the idle process, MB:", measured["peak memory above idle, MB"])
+    print(f"\nsaved {path.relative_to(results.ROOT)}")
+    tables.main()
+    broken = broken_promises(measured)
+    if broken:
+        sys.exit("Slower or larger than promised: " + "; ".join(broken))
+
+
+if __name__ == "__main__":
+    main()

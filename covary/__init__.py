@@ -1,0 +1,23 @@
+"""Neural networks that carry the mean and covariance of their activity through every layer."""
+
+from covary import activations, covariance, models, moments, nn
+from covary.models import mlp, with_covariance
+from covary.moments import Moments
+from covary.recording import record
+from covary.settings import check_values, supervise_covariance
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Moments",
+    "activations",
+    "check_values",
+    "covariance",
+    "mlp",
+    "models",
+    "moments",
+    "nn",
+    "record",
+    "supervise_covariance",
+    "with_covariance",
+]

@@ -1,0 +1,54 @@
+"""Moment activations: from (mu, var) the mean, variance and gain of h(x), x ~ N(mu, var)."""
+
+from __future__ import annotations
+
+from covary.activations.activation import ActivationMoments, MomentActivation
+from covary.activations.heaviside import HEAVISIDE
+from covary.activations.probit import ERF, GELU, PROBIT
+from covary.activations.quadrature import SIGMOID, SILU, SOFTPLUS, TANH, quadrature
+from covary.activations.relu import IDENTITY, RELU, leaky_relu
+
+__all__ = [
+    "ActivationMoments",
+    "MomentActivation",
+    "get",
+    "leaky_relu",
+    "names",
+    "quadrature",
+]
+
+_REGISTRY = {
+    "erf": ERF,
+    "gelu": GELU,
+    "heaviside": HEAVISIDE,
+    "identity": IDENTITY,
+    "leaky_relu": leaky_relu(),
+    "probit": PROBIT,
+    "relu": RELU,
+    "sigmoid": SIGMOID,
+    "silu": SILU,
+    "softplus": SOFTPLUS,
+    "tanh": TANH,
+}
+
+
+def names() -> list[str]:
+    """The names that ``get`` knows."""
+    return sorted(_REGISTRY)
+
+
+def get(activation: str | MomentActivation) -> MomentActivation:
+    """The moment activation of this name; one that already is one is returned as it is.
+
+    Examples:
+        >>> get("relu")
+        relu
+    """
+    if isinstance(activation, MomentActivation):
+        return activation
+    if not isinstance(activation, str) or activation not in _REGISTRY:
+        raise ValueError(
+            f"Unknown activation {activation!r}; known are {', '.join(names())}. Any other "
+            "function h works as covary.activations.quadrature(h)."
+        )
+    return _REGISTRY[activation]

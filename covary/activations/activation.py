@@ -1,0 +1,52 @@
+"""The contract of a moment activation, and the one class that fulfils it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class ActivationMoments(NamedTuple):
+    """What h(x) is like for x ~ N(mu, var), elementwise; docs/theory.md, eqs. (4) to (6)."""
+
+    mean: Tensor  # E[h(x)]
+    variance: Tensor  # Var[h(x)]
+    gain: Tensor  # d mean / d mu = E[h'(x)] = Cov(h(x), x) / var
+
+
+@dataclass(frozen=True, repr=False)
+class MomentActivation:
+    """An activation h that maps moments to moments.
+
+    ``activation(mu, var)`` takes ``(B, n)`` means and ``(1 | B, n)`` variances and returns
+    ``ActivationMoments``, each ``(B, n)``. ``function`` is h itself, ``slope`` its ordinary
+    derivative, and ``moments`` the formula for ``var > 0``.
+
+    Where ``var`` is 0 (or too small to divide by) the result is exactly h(mu), 0 and h'(mu), so a
+    network without noise *is* the conventional network.
+    """
+
+    name: str
+    function: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+    moments: Callable[[Tensor, Tensor], ActivationMoments]
+
+    def __call__(self, mu: Tensor, var: Tensor) -> ActivationMoments:
+        """Mean, variance and gain of h(x) for x ~ N(mu, var), var >= 0."""
+        # Divisions by var, twice over in a backward pass, stay finite down to here.
+        noisy = var > 100 * torch.finfo(var.dtype).tiny
+        # Formulas see 1 in place of 0: not even the branch that is thrown away may make a NaN,
+        # which would come back through the gradient of torch.where.
+        mean, variance, gain = self.moments(mu, torch.where(noisy, var, 1.0))
+        return ActivationMoments(
+            torch.where(noisy, mean, self.function(mu)),
+            torch.where(noisy, variance, 0.0),
+            torch.where(noisy, gain, self.slope(mu)),
+        )
+
+    def __repr__(self) -> str:
+        return self.name

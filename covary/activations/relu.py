@@ -1,0 +1,72 @@
+"""Piecewise linear activations: identity, ReLU and leaky ReLU."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from covary.activations.activation import ActivationMoments, MomentActivation
+from covary.activations.gaussian import tail
+
+
+def moments(mu: Tensor, var: Tensor) -> ActivationMoments:
+    """Mean, variance and gain of relu(x) for x ~ N(mu, var); docs/theory.md, eqs. (11) to (13).
+
+    Exact, without the cancellation of ``E[h^2] - E[h]^2``: the variance is the linear part plus an
+    excess that is even in mu.
+    """
+    return _leaky_moments(mu, var, slope=0.0)
+
+
+def _leaky_moments(mu: Tensor, var: Tensor, *, slope: float) -> ActivationMoments:
+    """The same for ``h(x) = slope x + (1 - slope) relu(x)``; docs/theory.md, eq. (14)."""
+    sigma = var.sqrt()
+    beyond = tail(mu / sigma)
+    mean = F.relu(mu) + sigma * beyond.first
+    gain = torch.where(mu > 0, 1 - beyond.mass, beyond.mass)
+    excess = beyond.second - beyond.mass.square() - beyond.first.square()
+    if slope != 0.0:
+        mean = slope * mu + (1 - slope) * mean
+        gain = slope + (1 - slope) * gain
+        excess = (1 - slope) ** 2 * excess
+    return ActivationMoments(mean, var * (gain.square() + excess), gain)
+
+
+def _leaky(x: Tensor, *, slope: float) -> Tensor:
+    return F.leaky_relu(x, slope)
+
+
+def _leaky_slope(x: Tensor, *, slope: float) -> Tensor:
+    return torch.where(x > 0, 1.0, torch.full_like(x, slope))
+
+
+def _relu_slope(x: Tensor) -> Tensor:
+    return (x > 0).to(x.dtype)
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
+def _identity_moments(mu: Tensor, var: Tensor) -> ActivationMoments:
+    return ActivationMoments(mu, var.expand(mu.shape), torch.ones_like(mu))
+
+
+IDENTITY = MomentActivation("identity", _identity, torch.ones_like, _identity_moments)
+RELU = MomentActivation("relu", F.relu, _relu_slope, moments)
+
+
+def leaky_relu(slope: float = 0.01) -> MomentActivation:
+    """The leaky ReLU with the given slope for x < 0, as in ``torch.nn.LeakyReLU``."""
+    if not math.isfinite(slope):
+        raise ValueError(f"leaky_relu needs a finite slope, got {slope}.")
+    return MomentActivation(
+        f"leaky_relu({slope:g})",
+        partial(_leaky, slope=slope),
+        partial(_leaky_slope, slope=slope),
+        partial(_leaky_moments, slope=slope),
+    )

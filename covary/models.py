@@ -1,0 +1,115 @@
+"""Builders of whole networks, and ways to hold the covariance of one that exists."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TypeVar
+
+from torch import nn
+
+from covary import activations
+from covary.activations import MomentActivation
+from covary.covariance import check_name
+from covary.nn import Activation, BatchNorm1d, Dropout, Lift, Linear, Noise
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+def mlp(
+    widths: Sequence[int],
+    *,
+    activation: str | MomentActivation = "relu",
+    noise: float | Sequence[float] = 0.2,
+    covariance: str = "full",
+    batch_norm: bool = False,
+    dropout: float = 0.0,
+    bias: bool = True,
+) -> nn.Sequential:
+    """A fully connected moment neural network; docs/theory.md, eqs. (2) and (3).
+
+    Input ``(B, widths[0])`` tensors, output ``covary.Moments`` of ``widths[-1]`` units. Each
+    hidden layer is Linear, BatchNorm1d (if wanted), Noise, Activation, Dropout (if wanted).
+
+    Args:
+        widths: units of the input, of each hidden layer and of the output.
+        activation: a name (``covary.activations.names()``) or a moment activation.
+        noise: the standard deviation sigma added to the input and before each hidden activation;
+            one for all, or ``len(widths) - 1`` of them.
+        covariance: ``"full"``, ``"diagonal"`` or ``"shared"``; see ``covary.nn.Lift``.
+        batch_norm: normalise before each activation.
+        dropout: probability of dropping a hidden unit in training.
+        bias: whether linear layers have a bias.
+
+    Examples:
+        >>> import covary, torch
+        >>> net = covary.mlp([784, 100, 10], activation="relu", noise=0.2)
+        >>> net(torch.rand(5, 784))
+        Moments(mean=(5, 10), cov=Full)
+    """
+    if len(widths) < 2 or any(width < 1 for width in widths):
+        raise ValueError(f"mlp needs at least two widths of 1 or more, got {list(widths)}.")
+    if isinstance(noise, Sequence) and not isinstance(noise, str):
+        noises = list(noise)
+    else:
+        noises = [noise] * (len(widths) - 1)
+    if len(noises) != len(widths) - 1:
+        raise ValueError(
+            f"mlp needs one noise for all layers or {len(widths) - 1} of them (the input's and "
+            f"each hidden layer's), got {len(noises)}."
+        )
+    chosen = activations.get(activation)
+    layers: OrderedDict[str, nn.Module] = OrderedDict(lift=Lift(noises[0], covariance))
+    for i in range(1, len(widths)):
+        layers[f"linear{i}"] = Linear(widths[i - 1], widths[i], bias=bias)
+        if i == len(widths) - 1:
+            break
+        if batch_norm:
+            layers[f"batch_norm{i}"] = BatchNorm1d(widths[i])
+        layers[f"noise{i}"] = Noise(noises[i])
+        layers[f"activation{i}"] = Activation(chosen)
+        if dropout:
+            layers[f"dropout{i}"] = Dropout(dropout)
+    return nn.Sequential(layers)
+
+
+def with_covariance(net: Network, covariance: str) -> Network:
+    """The same network, parameters and buffers shared, holding its covariance another way.
+
+    The paper trains with one covariance per mini-batch and evaluates with one per sample:
+
+    Examples:
+        >>> import covary
+        >>> net = covary.mlp([4, 8, 3], covariance="shared")
+        >>> per_sample = covary.with_covariance(net, "full")
+        >>> per_sample.linear1.weight is net.linear1.weight
+        True
+
+    Whatever changes the parameters or buffers of one (training, loading, moving) changes both;
+    each has its own training or evaluation mode.
+    """
+    check_name(covariance)
+    twin = _twin(net, {})
+    lifts = [module for module in twin.modules() if isinstance(module, Lift)]
+    if not lifts:
+        raise ValueError("with_covariance needs a network with a covary.nn.Lift; this has none.")
+    for lift in lifts:
+        lift.covariance = covariance
+    return twin
+
+
+def _twin(module: Network, known: dict[nn.Module, nn.Module]) -> Network:
+    """A copy of the tree of modules whose leaves hold the very same tensors, by the same names."""
+    if module not in known:
+        known[module] = twin = copy.copy(module)
+        # A shallow copy shares every dictionary. Right for parameters and buffers; but children
+        # are twins themselves, and hooks are added to and removed from one network at a time.
+        for name, value in vars(module).items():
+            if isinstance(value, dict) and name not in ("_parameters", "_buffers"):
+                twin.__dict__[name] = copy.copy(value)
+        twin.__dict__["_modules"] = {
+            name: None if child is None else _twin(child, known)
+            for name, child in module._modules.items()
+        }
+    return known[module]  # type: ignore[return-value]

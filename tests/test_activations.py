@@ -1,0 +1,226 @@
+"""Moment activations against 50-digit references, integration, and what holds for any of them."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath as mp
+import pytest
+import torch
+
+from covary import activations
+from tests import cases, reference
+
+# (relative error where the value is 1e-8 or more, and where it is less)
+TOLERANCES = {torch.float32: (1e-5, 1e-4), torch.float64: (1e-11, 1e-11)}
+# mpmath needs seconds for the integrals in these; the slow test takes every point for them, too.
+EXPENSIVE = {"gelu", "probit", "erf"}
+
+
+def assert_matches_reference(name: str, every: int) -> None:
+    mu, var = cases.wide_grid(every)
+    expected = [
+        reference.closed_form(name, float(m), float(v)) for m, v in zip(mu, var, strict=True)
+    ]
+    for dtype, (tolerance, tail_tolerance) in TOLERANCES.items():
+        out = cases.CLOSED_FORM[name](mu[None].to(dtype), var[None].to(dtype))
+        assert all(torch.isfinite(value).all() for value in out)
+        assert (out.variance >= 0).all()
+        for quantity, values in zip(out._fields, out, strict=True):
+            for i, value in enumerate(values[0].tolist()):
+                true = expected[i][out._fields.index(quantity)]
+                if abs(true) < 1e-30:
+                    continue
+                error = float(abs((mp.mpf(value) - true) / true))
+                limit = tolerance if abs(true) >= 1e-8 else tail_tolerance
+                where = f"{quantity} at mu={float(mu[i])}, var={float(var[i])} in {dtype}"
+                assert error < limit, f"{where}: relative error {error}, true value {float(true)}"
+
+
+@pytest.mark.parametrize("name", cases.CLOSED_FORM)
+def test_closed_form_has_full_relative_accuracy(name):
+    assert_matches_reference(name, every=5 if name in EXPENSIVE else 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(EXPENSIVE))
+def test_closed_form_has_full_relative_accuracy_at_every_point(name):
+    assert_matches_reference(name, every=1)
+
+
+@pytest.mark.parametrize("name", cases.ACTIVATIONS)
+@pytest.mark.parametrize(("mu", "var"), [(-1.3, 0.49), (0.4, 1.0), (0.02, 0.01)])
+def test_moments_are_the_integrals_they_claim_to_be(name, mu, var):
+    """Integration of the definitions knows none of the formulas that code and references use."""
+    out = cases.ACTIVATIONS[name](
+        torch.tensor([[mu]], dtype=torch.float64), torch.tensor([[var]], dtype=torch.float64)
+    )
+    mean, variance, gain = reference.integrated(name, mu, var)
+    if name == "heaviside":
+        gain = mp.npdf(0, mu, math.sqrt(var))  # its derivative is a delta function
+    expected = [[[float(value)]] for value in (mean, variance, gain)]
+    # quadrature with 32 nodes sees the poles of tanh near the real axis
+    tolerance = 1e-4 if name in cases.QUADRATURE else 1e-10
+    torch.testing.assert_close(
+        torch.stack(out), torch.tensor(expected, dtype=torch.float64), rtol=tolerance, atol=1e-15
+    )
+
+
+@pytest.mark.parametrize("name", cases.CLOSED_FORM)
+def test_gain_is_the_slope_of_the_mean(name):
+    mu, var = cases.grid(requires_grad=True)
+    out = cases.CLOSED_FORM[name](mu, var)
+    (slope,) = torch.autograd.grad(out.mean.sum(), mu)
+    torch.testing.assert_close(slope, out.gain, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "mu", "quantity"),
+    [("gelu", -0.86637, 0), ("gelu", -1.68545, 1), ("leaky_relu", -1.7225, 0)],
+)
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_next_to_a_zero_the_error_is_small_relative_to_the_terms_that_cancel(
+    name, mu, quantity, dtype
+):
+    mu = torch.tensor([[mu]]).to(dtype)
+    out = cases.CLOSED_FORM[name](mu, torch.ones_like(mu))
+    mean, _, gain = reference.closed_form(name, mu.item(), 1.0)
+    found, true = ((out.mean, mean), (out.gain, gain))[quantity]
+    terms = reference.size_of_terms(name, mu.item(), 1.0)[quantity]
+    assert abs(true) < 1e-2 * terms, "not next to a zero"
+    assert abs(found.item() - true) < TOLERANCES[dtype][0] * terms
+
+
+@pytest.mark.parametrize("name", cases.ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_variance_exceeds_linear_response(name, dtype):
+    """docs/theory.md, eq. (7): the reason why activated covariances are positive semidefinite."""
+    mu, var = (value[None].to(dtype) for value in cases.wide_grid())
+    out = cases.ACTIVATIONS[name](mu, var)
+    # What quadrature sums are values of h, each with its rounding error; and where torch goes over
+    # to the identity, at 20, its softplus jumps by 2e-9.
+    rounding = torch.finfo(dtype).eps if name in cases.QUADRATURE else 0.0
+    jump = 2e-9 if name == "softplus" else 0.0
+    lost = 8 * rounding * cases.ACTIVATIONS[name].function(mu).abs() + jump + 1e-15
+    linear_response = out.gain.abs() * var.sqrt()
+    assert (out.variance.sqrt() >= linear_response * (1 - TOLERANCES[dtype][1]) - lost).all()
+
+
+@pytest.mark.parametrize("name", cases.ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_huge_inputs_give_no_nan(name, dtype):
+    mu, var = torch.cartesian_prod(
+        torch.tensor([-1e20, -1e10, -1e4, 1e4, 1e10, 1e20], dtype=dtype),
+        torch.tensor([0.0, 1.0, 1e6], dtype=dtype),
+    ).unbind(1)
+    mu, var = mu[None].clone().requires_grad_(), var[None].clone().requires_grad_()
+    out = cases.ACTIVATIONS[name](mu, var)
+    assert all(torch.isfinite(value).all() for value in out)
+    for gradient in torch.autograd.grad(sum(value.sum() for value in out), (mu, var)):
+        assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("name", cases.ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_without_variance_it_is_the_plain_activation(name, dtype):
+    mu = torch.tensor([[-50.0, -1.0, -1e-3, 0.0, 1e-3, 0.7, 50.0]], dtype=dtype, requires_grad=True)
+    activation = cases.ACTIVATIONS[name]
+    out = activation(mu, torch.zeros_like(mu))
+    plain = activation.function(mu)
+    assert torch.equal(out.mean, plain)
+    assert torch.equal(out.variance, torch.zeros_like(mu))
+    if name != "heaviside":  # has no gradient to compare with
+        (slope,) = torch.autograd.grad(plain.sum(), mu)
+        torch.testing.assert_close(out.gain, slope, rtol=2e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", cases.ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_are_finite_however_small_the_variance(name, dtype):
+    mu, var = torch.cartesian_prod(
+        torch.tensor([-50.0, -1.0, 0.0, 1.0, 50.0], dtype=dtype),
+        torch.tensor([0.0, 1e-40, 1e-36, 1e-30, 1e-20, 1e-9, 1.0, 1e6], dtype=dtype),
+    ).unbind(1)
+    mu, var = mu[None].clone().requires_grad_(), var[None].clone().requires_grad_()
+    out = cases.ACTIVATIONS[name](mu, var)
+    # What a network uses: the gain of a step may be as large as 1 / sigma, gain^2 var may not.
+    used = out.mean + out.variance + out.gain * out.gain.detach() * var.detach()
+    for gradient in torch.autograd.grad(used.sum(), (mu, var)):
+        assert not gradient.isnan().any()
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu"])
+def test_one_variance_for_the_batch_broadcasts(name):
+    mu, var = torch.randn(5, 3), torch.rand(1, 3)
+    activation = activations.get(name)
+    for shared, expanded in zip(activation(mu, var), activation(mu, var.expand(5, 3)), strict=True):
+        assert shared.shape == (5, 3)
+        assert torch.equal(shared, expanded)
+
+
+def test_quadrature_is_exact_for_polynomials():
+    mu, var = cases.grid()
+    square = activations.quadrature(torch.square)(mu, var)
+    torch.testing.assert_close(square.mean, mu**2 + var)
+    torch.testing.assert_close(square.variance, 4 * mu**2 * var + 2 * var**2)
+    torch.testing.assert_close(square.gain, 2 * mu)
+
+
+def test_quadrature_sees_the_gain_of_a_jump_only_without_derivative():
+    mu, var = torch.tensor([[0.3]]), torch.tensor([[1.0]])
+    exact = activations.get("heaviside")(mu, var)
+    step = activations.get("heaviside").function
+    by_stein = activations.quadrature(step, smooth=False, nodes=128)(mu, var)
+    torch.testing.assert_close(by_stein.gain, exact.gain, rtol=0.05, atol=0)
+    torch.testing.assert_close(by_stein.mean, exact.mean, rtol=0.05, atol=0)
+
+
+def test_quadrature_finds_the_derivative_itself():
+    mu, var = cases.grid()
+    automatic = activations.quadrature(torch.tanh)(mu, var)
+    torch.testing.assert_close(automatic.gain, activations.get("tanh")(mu, var).gain)
+
+
+def test_quadrature_keeps_float32_digits_at_small_variance():
+    mu, var = torch.tensor([[0.5]]), torch.tensor([[1e-10]])
+    out = activations.get("tanh")(mu, var)
+    slope = 1 - math.tanh(0.5) ** 2
+    torch.testing.assert_close(out.gain, torch.tensor([[slope]]))
+    torch.testing.assert_close(out.variance, torch.tensor([[slope**2 * 1e-10]]), rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("unknown", ["swishy", ["swishy"]])
+def test_unknown_name_lists_what_exists(unknown):
+    with pytest.raises(ValueError, match=r"swishy'\]?; known are .*gelu.*tanh.*quadrature\(h\)"):
+        activations.get(unknown)
+
+
+def test_get_returns_an_activation_as_it_is():
+    own = activations.quadrature(torch.sin)
+    assert activations.get(own) is own
+    assert repr(own) == "quadrature(sin)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"nodes": 1}, "2 to 300 nodes, got 1"),
+        ({"nodes": 400}, "2 to 300 nodes, got 400"),
+        ({"smooth": False, "derivative": torch.cos}, "one or the other"),
+    ],
+)
+def test_quadrature_refuses_what_makes_no_sense(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        activations.quadrature(torch.sin, **arguments)
+
+
+def test_quadrature_refuses_what_is_no_function_or_has_parameters():
+    with pytest.raises(TypeError, match="a function of one tensor, got 'tanh'"):
+        activations.quadrature("tanh")
+    with pytest.raises(ValueError, match="hide the parameters"):
+        activations.quadrature(torch.nn.PReLU())
+
+
+def test_leaky_relu_refuses_an_infinite_slope():
+    with pytest.raises(ValueError, match="finite slope, got inf"):
+        activations.leaky_relu(math.inf)

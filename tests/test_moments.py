@@ -1,0 +1,247 @@
+"""Moments: entropy, draws and densities, singular covariances included."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy import stats
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import covary
+from covary.covariance import Diagonal, Full, Independent, Isotropic, Shared
+from covary.moments import Moments
+
+
+def full(matrix: torch.Tensor) -> Full:
+    return Full(matrix, torch.zeros(1, 1, dtype=matrix.dtype))
+
+
+def random_psd(batch: int, n: int, rank: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    root = torch.randn(batch, n, rank, dtype=torch.float64)
+    return (root @ root.mT).to(dtype)
+
+
+def moments(matrix: torch.Tensor) -> Moments:
+    return Moments(torch.randn(matrix.shape[:-1], dtype=matrix.dtype), full(matrix))
+
+
+def subspace_entropy(matrix: torch.Tensor, rank: int) -> float:
+    """By definition: the entropy of the Gaussian within the span of its largest eigenvectors."""
+    eigenvalues = torch.linalg.eigvalsh(matrix.double())[-rank:]
+    return 0.5 * (rank * (1 + math.log(2 * math.pi)) + eigenvalues.log().sum().item())
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def test_shapes_and_names():
+    out = covary.mlp([6, 5, 3])(torch.randn(4, 6))
+    assert out.mean.shape == out.variance.shape == out.stddev.shape == (4, 3)
+    assert out.covariance_matrix.shape == (4, 3, 3)
+    assert out.entropy().shape == (4,)
+    assert out.sample((7, 2)).shape == (7, 2, 4, 3)
+    assert out.distribution().batch_shape == (4,)
+    torch.testing.assert_close(out.stddev**2, out.variance)
+    torch.testing.assert_close(out.covariance_matrix.diagonal(dim1=1, dim2=2), out.variance)
+
+
+def test_entropy_is_that_of_the_gaussian():
+    matrix = random_psd(3, 5, rank=9)
+    entropy = moments(matrix).entropy()
+    for i in range(3):
+        assert entropy[i].item() == pytest.approx(
+            stats.multivariate_normal(None, matrix[i]).entropy()
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rank", [1, 3, 4])
+def test_entropy_of_a_singular_covariance_is_that_of_its_subspace(dtype, rank):
+    matrix = random_psd(4, 5, rank, dtype)
+    for i, entropy in enumerate(moments(matrix).entropy().tolist()):
+        assert entropy == pytest.approx(subspace_entropy(matrix[i], rank), abs=1e-3)
+
+
+def test_one_singular_sample_does_not_change_the_others():
+    matrix = random_psd(6, 4, rank=8)
+    alone = moments(matrix).entropy()
+    matrix[2] = random_psd(1, 4, rank=2)[0]
+    together = moments(matrix).entropy()
+    kept = [0, 1, 3, 4, 5]
+    assert torch.equal(together[kept], alone[kept])
+    assert together[2].item() == pytest.approx(subspace_entropy(matrix[2], 2))
+
+
+def test_entropy_tolerance_is_relative():
+    """Scaling by s adds n log s and leaves the rank alone; an absolute tolerance would not."""
+    matrix = random_psd(3, 4, rank=3)
+    for scale in (1e-12, 1e12):
+        expected = moments(matrix).entropy() + 0.5 * 3 * math.log(scale)
+        torch.testing.assert_close(moments(matrix * scale).entropy(), expected)
+
+
+def test_entropy_rtol_decides_what_counts():
+    matrix = torch.diag_embed(torch.tensor([[1.0, 1e-3, 1e-9]], dtype=torch.float64))
+    out = moments(matrix)
+    assert out.entropy().item() == pytest.approx(subspace_entropy(matrix[0], 2))
+    assert out.entropy(rtol=1e-2).item() == pytest.approx(subspace_entropy(matrix[0], 1))
+    assert out.entropy(rtol=0).item() == pytest.approx(subspace_entropy(matrix[0], 3))
+    with pytest.raises(ValueError, match=r"in \[0, 1\), got 10"):
+        out.entropy(rtol=10)
+
+
+def test_entropy_without_any_variance_is_minus_infinity():
+    out = moments(torch.stack([torch.zeros(3, 3), torch.eye(3)]))
+    assert out.entropy()[0] == -math.inf
+    assert out.entropy()[1] == pytest.approx(1.5 * (1 + math.log(2 * math.pi)))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("hold", [full, lambda matrix: Diagonal(matrix.diagonal(dim1=1, dim2=2))])
+def test_a_sample_that_is_not_finite_has_no_entropy_and_spoils_no_other(bad, hold):
+    matrix = torch.eye(3).repeat(3, 1, 1)
+    matrix[1, 0, 0] = bad
+    out = Moments(torch.zeros(3, 3), hold(matrix))
+    assert out.entropy().isnan().tolist() == [False, True, False]
+    assert torch.isfinite(out.sample((5,))[:, [0, 2]]).all()
+
+
+@pytest.mark.parametrize("rank", [2, 4])
+def test_entropy_has_gradients(rank):
+    root = torch.randn(3, 4, rank, dtype=torch.float64, requires_grad=True)
+
+    def entropy(root: torch.Tensor) -> torch.Tensor:
+        return Moments(torch.zeros(3, 4, dtype=torch.float64), full(root @ root.mT)).entropy()
+
+    assert torch.autograd.gradcheck(entropy, root)
+
+
+def test_gradients_of_regular_samples_survive_a_singular_one():
+    matrix = random_psd(3, 4, rank=8)
+    matrix[1] = 0
+    matrix.requires_grad_()
+    entropy = moments(matrix).entropy()
+    (gradient,) = torch.autograd.grad(entropy[[0, 2]].sum(), matrix)
+    torch.testing.assert_close(gradient[[0, 2]], 0.5 * torch.linalg.inv(matrix[[0, 2]]))
+    assert (gradient[1] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "cov",
+    [
+        Isotropic(torch.full((1, 1), 0.3), 4),
+        Independent(torch.rand(3, 4)),
+        Diagonal(torch.rand(1, 4)),
+        Shared(Isotropic(torch.full((1, 1), 0.3), 4)),
+    ],
+    ids=lambda cov: type(cov).__name__,
+)
+def test_entropy_of_diagonal_covariances_is_that_of_the_matrix(cov):
+    out = Moments(torch.zeros(3, 4), cov)
+    dense = moments(out.covariance_matrix)
+    assert out.entropy().shape == (3,)
+    torch.testing.assert_close(out.entropy(), dense.entropy())
+
+
+@pytest.mark.parametrize("rank", [2, 6])
+def test_samples_have_the_moments(rank):
+    out = moments(random_psd(2, 4, rank))
+    draws = out.sample((200_000,), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(draws.mean(0), out.mean, rtol=0, atol=0.05)
+    for i in range(2):
+        found = torch.cov(draws[:, i].T)
+        torch.testing.assert_close(found, out.covariance_matrix[i], rtol=0, atol=0.1)
+
+
+def test_samples_repeat_with_a_generator_and_carry_no_gradient():
+    out = covary.mlp([6, 5, 3])(torch.randn(4, 6))
+    first, second = (out.sample((2,), generator=torch.Generator().manual_seed(1)) for _ in range(2))
+    assert torch.equal(first, second)
+    assert not first.requires_grad
+
+
+def test_distribution_has_the_moments_and_the_entropy():
+    out = moments(random_psd(3, 4, rank=8))
+    gaussian = out.distribution()
+    torch.testing.assert_close(gaussian.mean, out.mean)
+    torch.testing.assert_close(gaussian.covariance_matrix, out.covariance_matrix)
+    torch.testing.assert_close(gaussian.entropy(), out.entropy())
+
+
+def test_distribution_of_a_singular_covariance_says_what_to_do():
+    matrix = random_psd(3, 4, rank=8)
+    matrix[1] = 0
+    matrix[1, 0, 0] = 1
+    out = moments(matrix)
+    with pytest.raises(ValueError, match=r"singular for 1 of 3 samples \(the first is 1\).*jitter"):
+        out.distribution()
+    jittered = out.distribution(jitter=1e-4)
+    assert torch.isfinite(jittered.log_prob(out.mean)).all()
+    torch.testing.assert_close(jittered.covariance_matrix[[0, 2]], matrix[[0, 2]])
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda out: F.cross_entropy(out, torch.zeros(4, dtype=torch.long)),
+        lambda out: torch.nn.Linear(3, 2)(out),
+        lambda out: torch.softmax(out, -1),
+    ],
+)
+def test_moments_where_a_tensor_belongs_say_so(use):
+    out = covary.mlp([6, 5, 3])(torch.randn(4, 6))
+    with pytest.raises(TypeError, match=r"takes a Tensor and got Moments\. Pass \.mean"):
+        use(out)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda out: torch.nn.BatchNorm1d(3)(out),
+        lambda out: torch.nn.Flatten()(out),
+        lambda out: out.argmax(-1),
+    ],
+)
+def test_tensor_methods_of_moments_say_so(use):
+    out = covary.mlp([6, 5, 3])(torch.randn(4, 6))
+    with pytest.raises(AttributeError, match=r"Moments have no \w+, which Tensors have\. Pass"):
+        use(out)
+    with pytest.raises(AttributeError, match="'Moments' object has no attribute 'mu'"):
+        out.mu  # noqa: B018
+
+
+def test_many_samples_take_little_more_memory_than_they_are():
+    out = Moments(torch.zeros(4, 50), full(random_psd(4, 50, 60, torch.float32)))
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                largest = max(largest, result.numel())
+            return result
+
+    with Watch():
+        draws = out.sample((1000,))
+    assert largest <= draws.numel()
+
+
+def test_moments_are_immutable_and_print_well():
+    out = covary.mlp([6, 5, 3])(torch.randn(4, 6))
+    with pytest.raises(AttributeError):
+        out.mean = torch.zeros(4, 3)
+    assert repr(out) == "Moments(mean=(4, 3), cov=Full)"
+
+
+def test_moments_pickle():
+    out = covary.mlp([6, 5, 3])(torch.randn(4, 6))
+    again = pickle.loads(pickle.dumps(Moments(out.mean.detach(), out.cov)))
+    assert torch.equal(again.mean, out.mean)
+    assert torch.equal(again.covariance_matrix, out.covariance_matrix)

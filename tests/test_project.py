@@ -1,0 +1,116 @@
+"""The house rules: imports point one way, the core needs torch alone, examples in docs run."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import results, summary, tables
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "covary"
+
+# Lower rooms know nothing of higher ones; rooms of one floor know nothing of each other.
+FLOORS = [
+    {"settings", "linalg"},
+    {"covariance", "activations"},
+    {"moments"},
+    {"nn"},
+    {"models", "recording"},
+]
+CORE = set.union(*FLOORS)
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports, by its full name, wherever in the file."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module, f"{path.name}: write imports in full"
+            assert node.level == 0, f"{path.name}: write imports in full"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if room(path) != "__init__")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_one_way(path):
+    floor = next((i for i, rooms in enumerate(FLOORS) if room(path) in rooms), None)
+    assert floor is not None, f"{room(path)} has no floor; give it one in this test and in DESIGN"
+    allowed = set.union({room(path)}, *FLOORS[:floor])
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "covary":
+            assert parts[1] in allowed, f"{room(path)} must not import {parts[1]}"
+
+
+def test_the_core_needs_torch_and_numpy_alone():
+    code = """
+import sys, torch, numpy.polynomial, torch.distributions, torch.utils._pytree
+before = {name.split(".")[0] for name in sys.modules}
+import covary
+print(*{name.split(".")[0] for name in sys.modules} - before)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(ran.stdout.split()) - set(sys.stdlib_module_names) == {"covary"}
+
+
+def test_files_are_of_readable_length():
+    long = [
+        f"{path.relative_to(ROOT)}: {lines}"
+        for path in ROOT.rglob("*.py")
+        if ".venv" not in path.parts
+        and (lines := len(path.read_text(encoding="utf-8").splitlines())) > 500
+    ]
+    assert not long
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_examples_in_documents_run(page, monkeypatch, tmp_path):
+    """The python blocks of a page, one after the other, as a reader would paste them."""
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    exec(compile(code, str(page), "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tables_in_documents_are_the_stored_results(page):
+    text = page.read_text(encoding="utf-8")
+    assert text == tables.filled(text), "run `python -m benchmarks.tables`"
+
+
+def test_stored_measurements_keep_the_promises():
+    assert summary.broken_promises(results.load("bench")) == []
+    for row in results.load("against_sampling")["networks"]:
+        if row["network"].startswith("relu"):
+            assert row["mean error"] < 0.01
+            assert row["covariance error"] < (0.03 if row["noise"] == 0.2 else 0.08)
+
+
+def test_code_cites_equations_that_exist():
+    theory = (ROOT / "docs" / "theory.md").read_text(encoding="utf-8")
+    numbered = set(re.findall(r"\\tag\{(\d+)\}", theory))
+    cited = set()
+    for path in SOURCES:
+        source = path.read_text(encoding="utf-8")
+        for group in re.findall(r"theory\.md,\s+eqs?\.\s+([^.;:\n]*\d\)?)", source):
+            cited |= set(re.findall(r"\d+", group))
+    assert cited, "the pattern finds no citation at all"
+    assert cited <= numbered
