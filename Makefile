@@ -18,6 +18,7 @@ READY := $(VENV)/.ready
 help:
 	@echo "make demo       train a network on bundled digits; prints a table, draws out/digits.png"
 	@echo "make test       run the fast tests (make test-slow: the slow ones)"
+	@echo "make setup      create .venv with everything in it; the others do so when it is not there"
 	@echo "make lint       ruff and mypy (make format: let ruff rewrite)"
 	@echo "make bench      measure speed and memory as ratios, save results/bench.json"
 	@echo "make results    run the demo and measure accuracy against sampling, save results/*.json"
@@ -29,15 +30,16 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { \
 	  echo "covary needs Python 3.10 or newer, and there is no '$(PYTHON)' on this machine."; \
-	  echo "Install it, or say where it is: make PYTHON=/path/to/python"; exit 1; }
+	  echo "Install it, or say where it is: make setup PYTHON=/path/to/python"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	  echo "covary needs Python 3.10 or newer, and '$(PYTHON)' is $$($(PYTHON) --version)."; \
-	  echo "Say where a newer one is: make PYTHON=/path/to/python"; exit 1; }
+	  echo "Say where a newer one is: make setup PYTHON=/path/to/python"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "'$(PYTHON)' cannot create virtual environments (on Debian: apt install python3-venv)."; \
 	  exit 1; }
 	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || \
 	  echo "Note: no C compiler found; all but the torch.compile test will work."
+	@echo "Setting up $(VENV): about 1.5 GB of packages, a few minutes the first time."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
 	@touch $@
@@ -61,7 +63,7 @@ format: setup
 	$(BIN)/ruff format .
 
 docs: setup
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: setup
 	@mkdir -p out

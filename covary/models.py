@@ -48,6 +48,8 @@ def mlp(
         >>> net(torch.rand(5, 784))
         Moments(mean=(5, 10), cov=Full)
     """
+    if not isinstance(widths, Sequence) or not all(isinstance(width, int) for width in widths):
+        raise TypeError(f"mlp needs a list of whole numbers as widths, got {widths!r}.")
     if len(widths) < 2 or any(width < 1 for width in widths):
         raise ValueError(f"mlp needs at least two widths of 1 or more, got {list(widths)}.")
     if isinstance(noise, Sequence) and not isinstance(noise, str):
@@ -90,6 +92,9 @@ def with_covariance(net: Network, covariance: str) -> Network:
     each has its own training or evaluation mode.
     """
     check_name(covariance)
+    if any(hasattr(module, "_orig_mod") for module in net.modules()):
+        # Its twin would go on running what was compiled, and hold its covariance as before.
+        raise ValueError("with_covariance needs a network before torch.compile, not after it.")
     twin = _twin(net, {})
     lifts = [module for module in twin.modules() if isinstance(module, Lift)]
     if not lifts:

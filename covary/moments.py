@@ -27,6 +27,11 @@ class Moments:
 
     Named as in ``torch.distributions``; a Gaussian with these moments is ``distribution()``.
 
+    Attributes:
+        mean: (B, n) the mean of each unit.
+        cov: the covariance in the way it is held, of batch dimension B, or 1 where the whole batch
+            has the same.
+
     Examples:
         >>> import covary, torch
         >>> out = covary.mlp([4, 8, 3], noise=0.2)(torch.ones(2, 4))
@@ -36,8 +41,15 @@ class Moments:
         torch.Size([2, 3, 3])
     """
 
-    mean: Tensor  # (B, n)
-    cov: Covariance  # batch dimension 1 (the whole batch shares it) or B
+    mean: Tensor
+    cov: Covariance
+
+    def __post_init__(self) -> None:
+        if isinstance(self.cov, Tensor):
+            raise TypeError(
+                "Moments need a covary.covariance.Covariance and got a Tensor. Wrap a (B, n, n) "
+                "matrix: Full(matrix, added=torch.zeros(1, 1))."
+            )
 
     @property
     def variance(self) -> Tensor:
@@ -72,12 +84,13 @@ class Moments:
         return entropy.expand(self.mean.shape[:-1])
 
     def sample(
-        self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None
+        self, sample_shape: int | Sequence[int] = (), *, generator: torch.Generator | None = None
     ) -> Tensor:
         """(*sample_shape, B, n) draws from N(mean, covariance), singular covariances included."""
+        shape = (sample_shape,) if isinstance(sample_shape, int) else tuple(sample_shape)
         with torch.no_grad():
             white = torch.randn(
-                (*sample_shape, *self.mean.shape),
+                (*shape, *self.mean.shape),
                 generator=generator,
                 dtype=self.mean.dtype,
                 device=self.mean.device,
@@ -100,9 +113,9 @@ class Moments:
             singular = info.nonzero().squeeze(-1).tolist()
             raise ValueError(
                 f"The covariance is singular for {len(singular)} of {info.numel()} samples (the "
-                f"first is {singular[0]}), so they have no density. Add noise to the network, pass "
-                "jitter=1e-4 (which helps where there is some variance), or use entropy() and "
-                "sample(), which work all the same."
+                f"first at index {singular[0]}), so they have no density. Add noise to the "
+                "network, pass jitter=1e-4 (which helps where there is some variance), or use "
+                "entropy() and sample(), which work all the same."
             )
         return MultivariateNormal(self.mean, scale_tril=factor)
 

@@ -43,9 +43,12 @@ def _check_noise(noise: float, layer: str) -> float:
     try:
         sigma = float(noise)
     except (TypeError, ValueError):
-        raise TypeError(f"{layer} needs a number as noise, got {noise!r}.") from None
+        sigma = None
+    # float() reads strings, but "0.2" where a number belongs is a mistake all the same.
+    if sigma is None or isinstance(noise, str):
+        raise TypeError(f"{layer} needs a number as noise, got {noise!r}.")
     if not (math.isfinite(sigma) and sigma >= 0):
-        raise ValueError(f"{layer} needs a finite noise >= 0 (a standard deviation), got {sigma}.")
+        raise ValueError(f"{layer} needs a finite noise >= 0 (a standard deviation), got {noise}.")
     return sigma
 
 
@@ -56,9 +59,10 @@ def _check_liftable(x: Tensor) -> None:
         raise TypeError(f"Lift takes a Tensor, got {type(x).__name__}. Try torch.as_tensor(x).")
     if x.dtype not in (torch.float32, torch.float64):
         # Half precision has neither the range nor the digits for variances of small noise.
+        pixels = "" if x.is_floating_point() else ", and divide pixel values by 255"
         raise TypeError(
-            f"Lift needs float32 or float64 input, got {x.dtype}. Convert it first: x.float(), "
-            "and divide pixel values by 255."
+            f"Lift needs float32 or float64 input, got {x.dtype}. Convert it first: "
+            f"x.float(){pixels}."
         )
     if x.dim() != 2:
         raise ValueError(
@@ -74,6 +78,8 @@ def _check_liftable(x: Tensor) -> None:
 
 
 def _check_finite(x: Tensor) -> None:
+    if x.device.type == "meta":
+        return  # a shape without values
     finite = torch.isfinite(x)
     try:
         if finite.all():
@@ -312,8 +318,9 @@ class Dropout(nn.Module):
         if not self.training or self.p == 0:
             return moments
         mask = F.dropout(torch.ones_like(moments.mean), self.p)
+        mean = moments.mean * mask
         with covariance_grad():
-            return Moments(moments.mean * mask, moments.cov.scale(mask))
+            return Moments(mean, moments.cov.scale(mask))
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -11,6 +11,7 @@ from latex2mathml.converter import convert
 _FORMULA = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<latex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL
 )
+_CITATION = re.compile(r"(docs/theory\.md, eqs?\. \(?(\d+)\)?)")
 _NUMBER = re.compile(r"\\tag\{(\d+)\}")
 
 
@@ -27,5 +28,6 @@ def _mathml(match: re.Match[str]) -> str:
 
 
 def on_page_content(page_html: str, **_: Any) -> str:
-    """Replace every formula of a page."""
+    """Replace every formula of a page, and make citations of equations links."""
+    page_html = _CITATION.sub(r'<a href="../theory/#eq-\2">\1</a>', page_html)
     return _FORMULA.sub(_mathml, page_html)

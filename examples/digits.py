@@ -63,12 +63,12 @@ def draw(x: Tensor, y: Tensor, outs: dict[str, covary.Moments], path: Path) -> N
         for label, color, part in (("right", "tab:orange", ~wrong), ("wrong", "tab:green", wrong)):
             text = f"{label} ({part.sum()})"
             axes.hist(entropy[part], bins, density=True, alpha=0.6, color=color, label=text)
-        axes.set(title=f"{name} network", ylabel="density")
+        axes.set(title=f"{name} network", ylabel="density within group")
         axes.legend(title="test predictions")
     panels[-1].set_xlabel("entropy of the output covariance (nats)")
     name, out = next(iter(outs.items()))
     guess = out.mean.argmax(-1)
-    right.suptitle(f"Test digits of highest entropy, {name} network")
+    right.suptitle(f"Test digits of highest entropy, {name} network (red: wrong)")
     most_doubtful = out.entropy().argsort(descending=True).tolist()
     for i, axes in zip(most_doubtful, right.subplots(3, 4).flat, strict=False):
         axes.imshow(x[i].reshape(8, 8), cmap="gray_r")
@@ -142,7 +142,7 @@ def main() -> None:
         "measured": measured,
     }
     (arguments.out / "digits.json").write_text(json.dumps(record, indent=1) + "\n")
-    console.print(f"The picture is in {arguments.out / 'digits.png'}, the numbers in digits.json.")
+    console.print(f"The picture is {arguments.out / 'digits.png'}, the numbers digits.json there.")
 
 
 if __name__ == "__main__":

@@ -66,6 +66,19 @@ def test_smuc_is_the_default_and_leaves_the_covariance_out(covariance):
     assert not out.covariance_matrix.requires_grad
 
 
+@pytest.mark.parametrize("covariance", COVARIANCES)
+@pytest.mark.parametrize("smsc", [False, True])
+def test_every_parameter_gets_a_gradient_through_every_kind_of_layer(covariance, smsc):
+    net, (x, y) = network(covariance=covariance, batch_norm=True, dropout=0.1), batch()
+    with covary.supervise_covariance(smsc):
+        out = net(x)
+    F.cross_entropy(out.mean, y).backward()
+    for name, parameter in net.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+        assert parameter.grad.any() or ".bias" in name, name
+
+
 def test_smuc_differs_from_the_gradient_of_the_mean():
     """The mean depends on the variances, and SMUC says not to look."""
     net, (x, y) = network(), batch()

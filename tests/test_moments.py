@@ -46,6 +46,7 @@ def test_shapes_and_names():
     assert out.covariance_matrix.shape == (4, 3, 3)
     assert out.entropy().shape == (4,)
     assert out.sample((7, 2)).shape == (7, 2, 4, 3)
+    assert out.sample(7).shape == (7, 4, 3)
     assert out.distribution().batch_shape == (4,)
     torch.testing.assert_close(out.stddev**2, out.variance)
     torch.testing.assert_close(out.covariance_matrix.diagonal(dim1=1, dim2=2), out.variance)
@@ -179,7 +180,7 @@ def test_distribution_of_a_singular_covariance_says_what_to_do():
     matrix[1] = 0
     matrix[1, 0, 0] = 1
     out = moments(matrix)
-    with pytest.raises(ValueError, match=r"singular for 1 of 3 samples \(the first is 1\).*jitter"):
+    with pytest.raises(ValueError, match=r"singular for 1 of 3 .*first at index 1\).*jitter"):
         out.distribution()
     jittered = out.distribution(jitter=1e-4)
     assert torch.isfinite(jittered.log_prob(out.mean)).all()
@@ -238,6 +239,11 @@ def test_moments_are_immutable_and_print_well():
     with pytest.raises(AttributeError):
         out.mean = torch.zeros(4, 3)
     assert repr(out) == "Moments(mean=(4, 3), cov=Full)"
+
+
+def test_moments_need_a_covariance():
+    with pytest.raises(TypeError, match=r"got a Tensor\. Wrap .*Full\(matrix"):
+        Moments(torch.zeros(2, 3), torch.eye(3))
 
 
 def test_moments_pickle():

@@ -211,6 +211,8 @@ def test_with_covariance_needs_a_lift():
         covary.with_covariance(nn.Linear(3, 2), "full")
     with pytest.raises(ValueError, match="Unknown covariance 'fulll'"):
         covary.with_covariance(covary.mlp([3, 2]), "fulll")
+    with pytest.raises(ValueError, match=r"before torch\.compile"):
+        covary.with_covariance(torch.compile(covary.mlp([3, 2])), "full")
 
 
 def test_record_gives_every_layer_once():

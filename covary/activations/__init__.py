@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+
 from covary.activations.activation import ActivationMoments, MomentActivation
 from covary.activations.heaviside import HEAVISIDE
+from covary.activations.hermite import SIGMOID, SILU, SOFTPLUS, TANH, quadrature
 from covary.activations.probit import ERF, GELU, PROBIT
-from covary.activations.quadrature import SIGMOID, SILU, SOFTPLUS, TANH, quadrature
 from covary.activations.relu import IDENTITY, RELU, leaky_relu
 
 __all__ = [
@@ -47,8 +49,11 @@ def get(activation: str | MomentActivation) -> MomentActivation:
     if isinstance(activation, MomentActivation):
         return activation
     if not isinstance(activation, str) or activation not in _REGISTRY:
+        name = activation if isinstance(activation, str) else type(activation).__name__
+        close = difflib.get_close_matches(name.lower(), names(), n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise ValueError(
-            f"Unknown activation {activation!r}; known are {', '.join(names())}. Any other "
+            f"Unknown activation {activation!r}{hint}; known are {', '.join(names())}. Any other "
             "function h works as covary.activations.quadrature(h)."
         )
     return _REGISTRY[activation]
