@@ -20,9 +20,9 @@ FOLDER = ROOT / "results"
 
 def save(name: str, command: str, seed: int | None, measured: Any) -> Path:
     """Write a measurement with its command, seed, versions and commit."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
+    commit = _git("rev-parse", "--short", "HEAD")
+    if _git("status", "--porcelain", "--", "covary", "benchmarks", "tests"):
+        commit += " with changes"
     record = {
         "command": command,
         "seed": seed,
@@ -44,6 +44,11 @@ def save(name: str, command: str, seed: int | None, measured: Any) -> Path:
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
 def load(name: str) -> Any:
