@@ -24,10 +24,6 @@ from torch.utils import _pytree as pytree
 
 from covary import linalg
 
-# Work on so many elements at a time that a chunk stays in a CPU's cache; a GPU wants it large.
-_CHUNK_ELEMENTS = {"cpu": 2**20}
-_CHUNK_ELEMENTS_ELSEWHERE = 2**26
-
 Value = TypeVar("Value", bound=type)
 
 
@@ -97,21 +93,6 @@ class Covariance(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}{tuple(self.variance.shape)}"
-
-
-def _by_sample(compute: Callable[[slice], Tensor], batch: int, weight: Tensor) -> Tensor:
-    """``compute`` for all samples, as many at a time as have a copy of ``weight`` in the cache."""
-    limit = _CHUNK_ELEMENTS.get(weight.device.type, _CHUNK_ELEMENTS_ELSEWHERE)
-    step = max(1, limit // max(1, weight.numel()))
-    # A compiled graph fuses as it sees fit, and with a loop in it would fit one batch size only.
-    if step >= batch or torch.compiler.is_compiling():
-        return compute(slice(None))
-    return torch.cat([compute(slice(start, start + step)) for start in range(0, batch, step)])
-
-
-def _of(value: Tensor, samples: slice) -> Tensor:
-    """The rows of these samples, or the one row that all samples have in common."""
-    return value if value.shape[0] == 1 else value[samples]
 
 
 def _symmetric(matrix: Tensor) -> Tensor:
@@ -185,9 +166,9 @@ class Independent(_Variances):
 
     def linear(self, weight: Tensor) -> Full:
         def product(samples: slice) -> Tensor:
-            return (weight * _of(self.var, samples)[:, None, :]) @ weight.mT
+            return (weight * linalg.rows(self.var, samples)[:, None, :]) @ weight.mT
 
-        matrix = _by_sample(product, self.var.shape[0], weight)
+        matrix = linalg.in_chunks(product, self.var.shape[0], weight)
         return Full(matrix, torch.zeros_like(self.var[:1, :1]))
 
 
@@ -219,9 +200,9 @@ class Full(Covariance):
 
     def linear(self, weight: Tensor) -> Full:
         def product(samples: slice) -> Tensor:
-            return weight @ (_of(self.matrix, samples) @ weight.mT)
+            return weight @ (linalg.rows(self.matrix, samples) @ weight.mT)
 
-        matrix = _by_sample(product, self.matrix.shape[0], weight)
+        matrix = linalg.in_chunks(product, self.matrix.shape[0], weight)
         return Full(matrix + self.added * weight @ weight.mT, torch.zeros_like(self.added))
 
     def add_noise(self, var: float) -> Full:
@@ -259,16 +240,8 @@ class Gated(Covariance):
         return _symmetric(correlated) + torch.diag_embed(self.excess)
 
     def linear(self, weight: Tensor) -> Full:
-        def product(samples: slice) -> Tensor:
-            gain = _of(self.gain, samples)[:, None, :]
-            excess = _of(self.excess, samples)[:, None, :]
-            matrix = _of(self.matrix, samples)
-            # A matrix without batch dimension makes this one large product, not many small ones.
-            left = (weight * gain) @ (matrix[0] if matrix.shape[0] == 1 else matrix)
-            return torch.addcmul(weight * excess, left, gain) @ weight.mT
-
-        batch = max(part.shape[0] for part in (self.matrix, self.gain, self.excess))
-        return Full(_by_sample(product, batch, weight), torch.zeros_like(self.gain[:1, :1]))
+        matrix = linalg.gated_product(weight, self.matrix, self.gain, self.excess)
+        return Full(matrix, torch.zeros_like(self.gain[:1, :1]))
 
     def add_noise(self, var: float) -> Gated:
         return Gated(self.matrix, self.gain, self.excess + var)

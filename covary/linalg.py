@@ -1,11 +1,19 @@
-"""Determinants and roots of positive semidefinite matrices that may be singular."""
+"""Determinants and roots of matrices that may be singular, and products of many with one weight."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+# Work on so many elements at a time that they stay in a CPU's cache; a GPU wants it large.
+_CHUNK_ELEMENTS = {"cpu": 2**19}
+_CHUNK_ELEMENTS_ELSEWHERE = 2**26
+# Columns of a triangular matrix that are multiplied at a time, without the zeros above them.
+_BLOCK = 96
 
 
 def default_rtol(n: int, dtype: torch.dtype) -> float:
@@ -80,3 +88,86 @@ def _finite(matrices: Tensor) -> tuple[Tensor, Tensor]:
     finite = torch.isfinite(matrices).all(-1).all(-1)
     eye = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
     return torch.where(finite[:, None, None], matrices, eye), finite
+
+
+def in_chunks(compute: Callable[[slice], Tensor], batch: int, weight: Tensor) -> Tensor:
+    """``compute`` for all samples, as many at a time as have a copy of ``weight`` in the cache."""
+    step = _chunk(weight)
+    # A compiled graph fuses as it sees fit, and with a loop in it would fit one batch size only.
+    if step >= batch or torch.compiler.is_compiling():
+        return compute(slice(None))
+    return torch.cat([compute(slice(start, start + step)) for start in range(0, batch, step)])
+
+
+def gated_product(weight: Tensor, matrix: Tensor, gain: Tensor, excess: Tensor) -> Tensor:
+    """W (gain gain^T * M + diag(excess)) W^T for each sample, (B, m, m).
+
+    For a weight (m, n), matrices (1 | B, n, n), gains and excess (1 | B, n). The matrix in brackets
+    is never formed: it is ``((W gain) M gain + W excess) W^T``.
+    """
+    batch = max(part.shape[0] for part in (matrix, gain, excess))
+    special = torch.compiler.is_compiling() or is_functorch_wrapped_tensor(gain)
+    if not torch.is_grad_enabled() and not special and batch > 1:
+        return _gated_product_in_place(weight, matrix, gain, excess, batch)
+
+    def product(samples: slice) -> Tensor:
+        some_gain = rows(gain, samples)[:, None, :]
+        some_matrix = rows(matrix, samples)
+        # A matrix without batch dimension makes this one large product, not many small ones.
+        left = (weight * some_gain) @ (some_matrix[0] if len(some_matrix) == 1 else some_matrix)
+        return (
+            torch.addcmul(weight * rows(excess, samples)[:, None, :], left, some_gain) @ weight.mT
+        )
+
+    return in_chunks(product, batch, weight)
+
+
+def _gated_product_in_place(
+    weight: Tensor, matrix: Tensor, gain: Tensor, excess: Tensor, batch: int
+) -> Tensor:
+    """The same in buffers that stay in the cache, for when no gradient is wanted.
+
+    One matrix for the whole batch, the widest of a network, is taken as a triangle plus its
+    transpose: X + X^T = W C W^T for an X of half the multiplications in its first product.
+    """
+    m, n = weight.shape
+    step = min(batch, _chunk(weight))
+    result = weight.new_empty(batch, m, m)
+    scaled, left = weight.new_empty(2, step, m, n)
+    triangular = matrix.shape[0] == 1
+    if triangular:
+        half = matrix[0].tril()
+        half.diagonal().mul_(0.5)
+        excess = 0.5 * excess
+        edges = [(low, min(low + _BLOCK, n)) for low in range(0, n, _BLOCK)]
+        blocks = [(low, high, half[low:, low:high].contiguous()) for low, high in edges]
+        product = weight.new_empty(step, m, m)
+    for start in range(0, batch, step):
+        samples = slice(start, start + step)
+        out = result[samples]
+        count = len(out)
+        some_gain = rows(gain, samples)[:, None, :]
+        torch.mul(weight, some_gain, out=scaled[:count])
+        if triangular:
+            tall_scaled, tall_left = scaled[:count].view(-1, n), left[:count].view(-1, n)
+            for low, high, block in blocks:
+                torch.mm(tall_scaled[:, low:], block, out=tall_left[:, low:high])
+        else:
+            torch.bmm(scaled[:count], matrix[samples], out=left[:count])
+        left[:count].mul_(some_gain).addcmul_(weight, rows(excess, samples)[:, None, :])
+        target = product[:count] if triangular else out
+        torch.mm(left[:count].view(-1, n), weight.mT, out=target.view(-1, m))
+        if triangular:
+            torch.add(target, target.mT, out=out)
+    return result
+
+
+def rows(value: Tensor, samples: slice) -> Tensor:
+    """The rows of these samples, or the one row that all samples have in common."""
+    return value if value.shape[0] == 1 else value[samples]
+
+
+def _chunk(weight: Tensor) -> int:
+    """How many samples' copies of a weight fit the cache."""
+    limit = _CHUNK_ELEMENTS.get(weight.device.type, _CHUNK_ELEMENTS_ELSEWHERE)
+    return max(1, limit // max(1, weight.numel()))

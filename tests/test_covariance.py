@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from covary import covariance
+from covary import covariance, linalg
 from covary.covariance import Covariance, Diagonal, Full, Gated, Independent, Isotropic, Shared
 
 B, N, M = 5, 4, 3
@@ -176,8 +176,11 @@ def test_no_negative_variance_comes_out_of_cancellation():
 def test_many_samples_in_chunks_are_as_all_at_once(monkeypatch, cov):
     weight = torch.randn(M, N, dtype=torch.float64)
     at_once = cov.linear(weight).dense()
-    monkeypatch.setattr(covariance, "_CHUNK_ELEMENTS", {"cpu": 2 * weight.numel()})
+    monkeypatch.setattr(linalg, "_CHUNK_ELEMENTS", {"cpu": 2 * weight.numel()})
+    monkeypatch.setattr(linalg, "_BLOCK", 3)
     torch.testing.assert_close(cov.linear(weight).dense(), at_once)
+    with torch.no_grad():
+        torch.testing.assert_close(cov.linear(weight).dense(), at_once)
 
 
 def test_shared_takes_the_average_of_what_masks_make():
