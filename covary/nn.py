@@ -17,7 +17,13 @@ from covary import activations
 from covary.activations import MomentActivation
 from covary.covariance import check_name, start
 from covary.moments import Moments
-from covary.settings import covariance_grad, covariance_is_supervised, values_are_checked
+from covary.settings import (
+    covariance_grad,
+    covariance_is_supervised,
+    is_autocast,
+    values_are_checked,
+    without_autocast,
+)
 
 __all__ = [
     "GELU",
@@ -32,9 +38,11 @@ __all__ = [
     "Noise",
     "Probit",
     "ReLU",
+    "Rescale",
     "SiLU",
     "Sigmoid",
     "Softplus",
+    "Standardize",
     "Tanh",
 ]
 
@@ -130,8 +138,11 @@ class Lift(nn.Module):
         self.covariance = check_name(covariance)
 
     def forward(self, x: Tensor) -> Moments:
+        if isinstance(x, Tensor) and is_autocast(x.device):
+            x = x.float()  # a trunk may run in half precision; moments never do
         _check_liftable(x)
-        var = torch.full((1, 1), self.noise**2, dtype=x.dtype, device=x.device)
+        # Not torch.full: where replicas of a network differ in noise, it is a tensor under vmap.
+        var = x.new_zeros(1, 1) + self.noise**2
         return Moments(x, start(self.covariance, var, x.shape[-1]))
 
     def extra_repr(self) -> str:
@@ -165,9 +176,10 @@ class Linear(nn.Module):
                 f"Linear has {self.weight.dtype} weights and got {moments.mean.dtype} input. "
                 "Convert either: x.float(), or net.double()."
             )
-        mean = F.linear(moments.mean, self.weight, self.bias)
-        with covariance_grad():
-            return Moments(mean, moments.cov.linear(self.weight))
+        with without_autocast(self.weight.device):
+            mean = F.linear(moments.mean, self.weight, self.bias)
+            with covariance_grad():
+                return Moments(mean, moments.cov.linear(self.weight))
 
     def extra_repr(self) -> str:
         bias = self.bias is not None
@@ -200,7 +212,7 @@ class Activation(nn.Module):
     def forward(self, moments: Moments) -> Moments:
         _check_moments(moments, self)
         mu, cov = moments.mean, moments.cov
-        with covariance_grad():
+        with without_autocast(mu.device), covariance_grad():
             var = cov.variance
             out = self.activation(mu, var)
             reference = cov.reference(mu)
@@ -319,11 +331,60 @@ class Dropout(nn.Module):
             return moments
         mask = F.dropout(torch.ones_like(moments.mean), self.p)
         mean = moments.mean * mask
-        with covariance_grad():
+        with without_autocast(mean.device), covariance_grad():
             return Moments(mean, moments.cov.scale(mask))
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
+
+
+class Standardize(nn.Module):
+    """Plain tensor (B, *shape) of any type -> ``(x - shift) / scale`` as floating point numbers.
+
+    Put in front of ``Lift``, it lets a network take data as they come. It computes in the type of
+    its buffers (float64 keeps small differences in a column of values around 1e9) and gives the
+    type of the network (float32, or what ``net.double()`` makes it). A scale of 0, as a constant
+    column has, counts as 1.
+    """
+
+    shift: Tensor
+    scale: Tensor
+    like: Tensor
+
+    def __init__(self, shift: Tensor, scale: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("shift", shift)
+        self.register_buffer("scale", _usable(scale, "Standardize"))
+        # No value at all, but of the type that its network is converted to.
+        self.register_buffer("like", torch.empty(0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x - self.shift) / self.scale).to(self.like.dtype)
+
+
+class Rescale(nn.Module):
+    """mean -> mean * scale + shift, C -> scale_i scale_j C_ij: outputs in their original units."""
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, shift: Tensor, scale: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("shift", shift)
+        self.register_buffer("scale", _usable(scale, "Rescale"))
+
+    def forward(self, moments: Moments) -> Moments:
+        _check_moments(moments, self)
+        scale = self.scale.to(moments.mean.dtype)
+        mean = moments.mean * scale + self.shift.to(moments.mean.dtype)
+        with covariance_grad():
+            return Moments(mean, moments.cov.scale(scale.expand(1, mean.shape[-1])))
+
+
+def _usable(scale: Tensor, layer: str) -> Tensor:
+    if not bool((torch.isfinite(scale) & (scale >= 0)).all()):
+        raise ValueError(f"{layer} needs finite scales >= 0, got {scale}.")
+    return torch.where(scale == 0, 1.0, scale).to(scale.dtype)
 
 
 class Flatten(nn.Module):

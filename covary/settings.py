@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -77,3 +77,17 @@ def values_are_checked() -> bool:
 def covariance_grad() -> AbstractContextManager[None]:
     """The gradient mode in which layers compute covariances: off in SMUC, as it is in SMSC."""
     return torch.set_grad_enabled(covariance_is_supervised())
+
+
+def is_autocast(device: torch.device) -> bool:
+    """Whether operations on this device would run in half precision at this moment."""
+    # Devices without values, such as "meta", have no autocast to ask for.
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[None]:
+    """Full precision within a block that autocast would run in half.
+
+    Half precision has neither the range nor the digits for the variances of small noise.
+    """
+    return torch.autocast(device.type, enabled=False) if is_autocast(device) else nullcontext()

@@ -365,3 +365,42 @@ def test_the_meta_device_follows_the_network():
     net = covary.mlp([4, 3, 2], activation="tanh", batch_norm=True).to("meta")
     out = net(torch.randn(5, 4, device="meta"))
     assert out.covariance_matrix.device.type == "meta"
+
+
+def test_standardize_takes_data_as_they_come():
+    shift, scale = torch.tensor([1e9, 5.0], dtype=torch.float64), torch.tensor([1.0, 0.0])
+    layer = covary.nn.Standardize(shift, scale.double())
+    rows = torch.tensor([[1e9 + 1, 5.0], [1e9 - 2, 7.0]], dtype=torch.float64)
+    expected = torch.tensor([[1.0, 0.0], [-2.0, 2.0]])
+    torch.testing.assert_close(layer(rows), expected)
+    torch.testing.assert_close(layer.double()(rows), expected.double())
+    pixels = covary.nn.Standardize(torch.tensor(127.5), torch.tensor(127.5))
+    torch.testing.assert_close(
+        pixels(torch.tensor([0, 255], dtype=torch.uint8)), torch.tensor([-1.0, 1.0])
+    )
+    with pytest.raises(ValueError, match="finite scales"):
+        covary.nn.Standardize(shift, torch.tensor([1.0, math.nan]))
+
+
+@pytest.mark.parametrize("covariance", COVARIANCES)
+def test_rescale(covariance):
+    before = lifted(covariance=covariance)
+    shift, scale = torch.randn(4), torch.rand(4) + 0.5
+    after = covary.nn.Rescale(shift, scale)(before)
+    torch.testing.assert_close(after.mean, before.mean * scale.double() + shift.double())
+    expected = before.covariance_matrix * torch.outer(scale, scale).double()
+    torch.testing.assert_close(after.covariance_matrix, expected)
+
+
+@pytest.mark.parametrize("covariance", COVARIANCES)
+def test_autocast_leaves_moments_in_full_precision(covariance):
+    net = covary.mlp([4, 8, 3], activation="tanh", covariance=covariance)
+    x = torch.randn(5, 4)
+    exact = net(x)
+    with torch.autocast("cpu", dtype=torch.float16):
+        out = net(x.half())
+        loss = out.mean.square().sum()
+    assert out.mean.dtype == torch.float32
+    torch.testing.assert_close(out.mean, exact.mean, rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(net(x.half().float()).mean, out.mean, rtol=0, atol=0)
+    loss.backward()
