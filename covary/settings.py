@@ -15,8 +15,11 @@ import torch
 
 
 class _Settings(threading.local):
-    supervise_covariance = False
-    check_values = True
+    def __init__(self) -> None:  # runs once in each thread
+        # On the instance, not on the class: torch.compile guards what it finds there, and compiles
+        # again when a switch is turned.
+        self.supervise_covariance = False
+        self.check_values = True
 
 
 _settings = _Settings()

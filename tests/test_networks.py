@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -299,6 +300,12 @@ def assert_compiles(backend: str, name: str, activation: str) -> None:
     torch.testing.assert_close([parameter.grad for parameter in net.parameters()], gradients)
     with covary.supervise_covariance():
         assert compiled(x).variance.requires_grad
+
+
+def test_compiles_again_in_a_thread_that_never_turned_a_switch():
+    """Where settings live on the class, dynamo sees no change when an instance gets its own."""
+    with ThreadPoolExecutor(1) as fresh:
+        fresh.submit(assert_compiles, "aot_eager", "full", "relu").result()
 
 
 @pytest.mark.parametrize("name", COVARIANCES)
