@@ -1,0 +1,18 @@
+"""One number per sample, higher where the network is less sure."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from covary.moments import Moments
+
+
+def entropy(moments: Moments) -> Tensor:
+    """(B,) entropy of the covariance, in nats; docs/theory.md, eq. (20). Sees no mean."""
+    return moments.entropy()
+
+
+def max_softmax(mean: Tensor) -> Tensor:
+    """(B,) one minus the largest softmax probability of the mean (B, n). Sees no covariance."""
+    return 1 - torch.softmax(mean, -1).amax(-1)
