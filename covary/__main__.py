@@ -1,0 +1,5 @@
+"""``python -m covary`` is ``covary``."""
+
+from covary.cli import app
+
+app()

@@ -1,0 +1,82 @@
+"""``covary data list`` and ``covary data fetch``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from covary import data
+from covary.cli import common
+from covary.cli.common import DataDir, Debug, Json, reported, say
+
+
+@reported
+def list_data(data_dir: DataDir = None, as_json: Json = False, debug: Debug = False) -> None:
+    """What is known, where it is, and whether its checksums are right.
+
+    Example:
+
+    - `covary data list --data-dir datasets`
+    """
+    rows = []
+    for name in common.progress(data.names(), "checking"):
+        entry, status = data.describe(name), data.status(name, data_dir)
+        rows.append((entry, status))
+    if as_json:
+        common.show_json(
+            [
+                {
+                    "name": entry.name,
+                    "title": entry.title,
+                    "task": entry.task,
+                    "size": entry.size,
+                    "licence": entry.licence,
+                    "source": entry.source,
+                    "state": status.state,
+                    "folder": str(status.folder) if status.folder else None,
+                    "detail": status.detail,
+                }
+                for entry, status in rows
+            ]
+        )
+        return
+    common.show_table(
+        "Known data (training + test)",
+        ["name", "task", "size", "state", "where"],
+        [
+            [entry.name, entry.task, entry.size, status.state, str(status.folder or "")]
+            for entry, status in rows
+        ],
+        left=5,
+    )
+    for entry, status in rows:
+        if status.state == "damaged":
+            say(f"{entry.name} is damaged: {status.detail}")
+    if any(status.state == "missing" for _, status in rows):
+        say("What is missing is downloaded when it is used, or now: covary data fetch NAME.")
+    say("Tables of your own need no name: covary train FILE.csv --target COLUMN.")
+
+
+@reported
+def fetch_data(
+    name: Annotated[str, typer.Argument(help="A name that covary data list knows.")],
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Download a set from its public source and check it; nothing is done if it is there.
+
+    Goes to --data-dir, or $COVARY_DATA, or the cache of the user. A download that was cut goes on
+    where it stopped.
+
+    Example:
+
+    - `covary data fetch cifar10`
+    """
+    folder = data.fetch(name, data_dir=data_dir, progress=not as_json)
+    status = data.status(name, data_dir)
+    if as_json:
+        common.show_json({"name": name, "state": status.state, "folder": str(folder)})
+        return
+    say(f"{name}: {status.state}, in {folder}.")

@@ -1,0 +1,128 @@
+"""``covary evaluate`` and ``covary report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from covary.cli import common
+from covary.cli.common import DataDir, Debug, Json, Seed, reported, say
+from covary.runs import Run
+from covary.runs import evaluate as measure
+
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")]
+_WORDS = {
+    "samples": "samples",
+    "accuracy": "accuracy",
+    "nll": "negative log-likelihood (nats)",
+    "brier": "Brier score",
+    "ece": "expected calibration error",
+    "entropy": "entropy (nats)",
+    "entropy_right": "entropy, right predictions (nats)",
+    "entropy_wrong": "entropy, wrong predictions (nats)",
+    "auroc_entropy": "AUROC: entropy",
+    "auroc_max_softmax": "AUROC: max-softmax",
+    "aurc_entropy": "area under risk-coverage: entropy",
+    "aurc_max_softmax": "area under risk-coverage: max-softmax",
+    "rmse": "root mean squared error",
+    "mae": "mean absolute error",
+    "log_likelihood": "log-likelihood",
+    "coverage_50": "targets within 50% intervals",
+    "coverage_90": "targets within 90% intervals",
+    "coverage_95": "targets within 95% intervals",
+    "width_90": "average width of 90% intervals",
+    "spearman_error": "rank correlation of |error| and deviation",
+}
+
+
+@reported
+def evaluate(
+    run: RunPath,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option("--ood", help="Foreign data: a known set or a table; repeat for several."),
+    ] = None,
+    seed: Seed = 0,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure a trained run on its test data, and on foreign data.
+
+    Every sample gets a covariance of its own. AUROC is that of telling wrong predictions from right
+    ones (test), or foreign inputs from those of the test set, beside what max-softmax does, which
+    takes no covariance. Numbers go to evaluation.json in the folder of the run.
+
+    Examples:
+
+    - `covary evaluate runs/mnist --ood notmnist --ood fashion-mnist`
+    - `covary evaluate runs/houses --json`
+    """
+    evaluation = measure(
+        Run(run), ood=tuple(ood or ()), data_dir=data_dir, seed=seed, progress=common.progress
+    )
+    if as_json:
+        common.show_json(evaluation)
+        return
+    parts = evaluation["parts"]
+    keys = [key for key in _WORDS if any(key in part for part in parts.values())]
+    common.show_table(
+        f"{run}: {evaluation['task']} of {evaluation['dataset']}",
+        ["", *parts],
+        [[_WORDS[key], *(_number(part, key) for part in parts.values())] for key in keys],
+    )
+    if evaluation["separability"]:
+        against = {name: "wrong" if name == "test" else name for name in evaluation["separability"]}
+        common.show_table(
+            "Separability of entropy from that of right predictions, by layer",
+            ["layer", *against.values()],
+            [
+                [layer, *(_decimal(values[i]) for values in evaluation["separability"].values())]
+                for i, layer in enumerate(evaluation["layers"])
+            ],
+        )
+    say(f"Written to {Run(run).evaluation_path}. Look at it: covary report {run}.")
+
+
+@reported
+def report(
+    run: RunPath,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The page.", show_default="RUN/report.html")
+    ] = None,
+    seed: Seed = 0,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write one page that shows what a run is unsure of: a single file that opens anywhere.
+
+    Figures also go to the folder figures/ of the run, as PNG and SVG. A run that was not evaluated
+    yet is evaluated first, on its test data.
+
+    Example:
+
+    - `covary report runs/mnist`
+    """
+    from covary.report import write
+
+    if Run(run).exists() and not Run(run).evaluation_path.exists():
+        say("Not evaluated yet: measuring it on its test data first.")
+        measure(Run(run), data_dir=data_dir, seed=seed, progress=common.progress)
+    page = write(run, out=out)
+    if as_json:
+        common.show_json({"report": str(page)})
+        return
+    say(f"The report is {page}. Open it in a browser: {page.resolve().as_uri()}")
+
+
+def _number(part: dict[str, Any], key: str) -> str:
+    if key not in part:
+        return ""
+    return f"{part[key]:,}" if key == "samples" else _decimal(part[key])
+
+
+def _decimal(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.4g}"

@@ -1,0 +1,67 @@
+"""Mini-batches in a random order that depends on the seed and the epoch alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Batches(Protocol):
+    """What a training loop asks for. ``epoch(e)`` gives the same batches whenever it is called,
+
+    so that a run that was cut short goes on with the batch it would have had next.
+    """
+
+    def __len__(self) -> int:
+        """How many batches an epoch has."""
+
+    def epoch(self, epoch: int, *, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches (x, y) of this epoch but for the first ``skip``."""
+
+
+def shuffled(n: int, *key: int) -> Tensor:
+    """(n,) a permutation that depends on the key alone: a seed, an epoch."""
+    seed = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
+    return torch.randperm(n, generator=torch.Generator().manual_seed(int(seed) >> 1))
+
+
+class TensorBatches:
+    """Batches of tensors that are in memory, (n, *shape) and (n, ...).
+
+    Args:
+        x: inputs, of any type (images may stay bytes; the network converts a batch at a time).
+        y: labels or targets.
+        batch_size: samples in a batch; the last of an epoch may have fewer.
+        seed: decides the order.
+        transform: applied to the inputs of each batch, such as a random crop.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        transform: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        if len(x) != len(y):
+            raise ValueError(f"Batches need as many targets as inputs, got {len(x)} and {len(y)}.")
+        if len(x) == 0:
+            raise ValueError("There is nothing to train on: 0 samples.")
+        self.x, self.y = x, y
+        self.batch_size, self.seed, self.transform = batch_size, seed, transform
+
+    def __len__(self) -> int:
+        return -(-len(self.x) // self.batch_size)
+
+    def epoch(self, epoch: int, *, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of this epoch but for the first ``skip``."""
+        order = shuffled(len(self.x), self.seed, epoch)
+        for rows in torch.split(order, self.batch_size)[skip:]:
+            x = self.x[rows]
+            yield (x if self.transform is None else self.transform(x)), self.y[rows]

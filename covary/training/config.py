@@ -1,0 +1,82 @@
+"""How a network is trained: the numbers, and the learning rate they give at each step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
+SCHEDULES = ("constant", "cosine", "one-cycle")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How to train. The defaults are those of the paper's MNIST networks but for the epochs.
+
+    Attributes:
+        epochs: passes over the training data.
+        batch_size: samples in a step, over all devices.
+        lr: learning rate, at its highest where it has a schedule.
+        weight_decay: L2 penalty with ``adam``, decoupled with ``adamw``.
+        optimizer: ``"adam"`` or ``"adamw"``.
+        schedule: ``"constant"``, ``"cosine"`` (down to 0) or ``"one-cycle"`` (up for 30% of the
+            steps, then down to 0).
+        clip: largest norm of the gradient, 0 for any.
+        seed: decides the order of the samples.
+    """
+
+    epochs: int = 20
+    batch_size: int = 128
+    lr: float = 5e-4
+    weight_decay: float = 1e-4
+    optimizer: str = "adam"
+    schedule: str = "constant"
+    clip: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 0), ("batch_size", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"Training needs {name} >= {least} (a whole number), got {value}.")
+        for name in ("lr", "weight_decay", "clip"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"Training needs a finite {name} >= 0, got {value}.")
+        for name, known in (("optimizer", tuple(OPTIMIZERS)), ("schedule", SCHEDULES)):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"Unknown {name} {getattr(self, name)!r}; known are {', '.join(known)}."
+                )
+
+
+def make_optimizer(config: TrainingConfig, module: nn.Module) -> torch.optim.Optimizer:
+    """Adam or AdamW over the module's parameters, fused into one kernel where there is one."""
+    parameters = list(module.parameters())
+    settings: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    if all(parameter.device.type in ("cpu", "cuda") for parameter in parameters):
+        settings["fused"] = True
+    return OPTIMIZERS[config.optimizer](parameters, **settings)
+
+
+def learning_rate(config: TrainingConfig, step: int, steps: int) -> float:
+    """The learning rate of step 0, 1, ... of so many. A function of these numbers alone.
+
+    So there is no state of a schedule to save, and a resumed run cannot get it wrong.
+    """
+    done = step / max(1, steps)
+    if config.schedule == "cosine":
+        return config.lr * 0.5 * (1 + math.cos(math.pi * done))
+    if config.schedule == "one-cycle":
+        if done < 0.3:
+            low = config.lr / 25
+            return low + (config.lr - low) * 0.5 * (1 - math.cos(math.pi * done / 0.3))
+        return config.lr * 0.5 * (1 + math.cos(math.pi * (done - 0.3) / 0.7))
+    return config.lr

@@ -1,0 +1,214 @@
+"""The training loop.
+
+One loop for all: Lightning Fabric below it brings devices, several processes and precision. A run
+that is cut short at any moment and resumed ends with the same weights as one that was not, since
+the order of samples and the learning rate depend on seed and step alone, and the checkpoint holds
+the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.wrappers import _FabricOptimizer
+from torch import Tensor, nn
+
+from covary.training.batches import Batches
+from covary.training.checkpoint import Checkpoint, Position
+from covary.training.config import TrainingConfig, learning_rate, make_optimizer
+from covary.training.display import Display, Silent
+from covary.training.log import MetricsLog
+from covary.training.signals import asked_to_stop
+
+Row = dict[str, Any]
+
+
+class DivergedError(RuntimeError):
+    """The loss, or a weight, is no longer a number."""
+
+
+class StoppedError(RuntimeError):
+    """Someone asked training to stop; the checkpoint is written."""
+
+
+def fit(
+    objective: nn.Module,
+    batches: Batches,
+    config: TrainingConfig,
+    *,
+    fabric: Fabric | None = None,
+    checkpoint: Checkpoint | None = None,
+    resume: bool = False,
+    validate: Callable[[], Row] | None = None,
+    stop: Callable[[Row], bool] | None = None,
+    log: MetricsLog | None = None,
+    display: Display | None = None,
+) -> list[Row]:
+    """Train, and give the metrics of every epoch.
+
+    Args:
+        objective: ``objective(x, y)`` gives a scalar loss and a scalar to look at, whose name is
+            ``objective.statistic``; both averages over the samples of the batch.
+        batches: what to train on.
+        config: how.
+        fabric: devices, strategy and precision, launched; one process on the CPU by default. With
+            several processes, each gets its part of every batch.
+        checkpoint: where to save, after each epoch and every few minutes.
+        resume: go on from the checkpoint if there is one.
+        validate: called after each epoch, in evaluation mode, by the first process alone; what it
+            gives is added to the epoch's metrics.
+        stop: looks at the metrics of an epoch and says whether to stop (early stopping).
+        log: where metrics are written.
+        display: what shows progress; nothing by default.
+
+    Raises:
+        DivergedError: at the step whose loss is not a finite number. The checkpoint is older,
+            and good.
+        StoppedError: after SIGINT or SIGTERM and a last checkpoint.
+    """
+    fabric = fabric or Fabric(accelerator="cpu", devices=1)
+    first = fabric.is_global_zero
+    loop = _Loop(objective, batches, config, fabric, checkpoint)
+    if not first or display is None:
+        display = Silent()
+    if resume and checkpoint and checkpoint.path.exists():
+        loop.position = checkpoint.restore(objective, loop.optimizer)
+    if log and first:
+        log.rewind(loop.position.step)
+    history: list[Row] = []
+    display.start(config.epochs, len(batches), loop.position.step)
+    try:
+        with asked_to_stop() as asked:
+            while loop.position.epoch < config.epochs:
+                row = loop.epoch(display, asked)
+                if validate and first:
+                    objective.eval()
+                    row |= validate()
+                loop.save()
+                history.append(row)
+                if log and first:
+                    log.write(row)
+                display.epoch(row)
+                if fabric.broadcast(bool(stop and stop(row))):
+                    break
+                if asked.is_set() and loop.position.epoch < config.epochs:
+                    raise StoppedError(_stopped(loop.position))
+    finally:
+        display.close()
+        if log:
+            log.close()
+    objective.eval()
+    return history
+
+
+class _Loop:
+    """The state of training, and what a step, an epoch and a save do to it."""
+
+    def __init__(
+        self,
+        objective: nn.Module,
+        batches: Batches,
+        config: TrainingConfig,
+        fabric: Fabric,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        self.objective, self.batches, self.config = objective, batches, config
+        self.fabric, self.checkpoint = fabric, checkpoint
+        self.module = fabric.setup_module(objective)
+        self.optimizer = make_optimizer(config, objective)
+        self.engine = cast(_FabricOptimizer, fabric.setup_optimizers(self.optimizer))
+        self.position = Position()
+
+    def epoch(self, display: Display, asked: threading.Event) -> Row:
+        """The rest of the epoch that ``position`` is in."""
+        position, name = self.position, str(self.objective.statistic)
+        self.module.train()
+        began, computing, fresh = time.perf_counter(), 0.0, 0
+        for x, y in self.batches.epoch(position.epoch, skip=position.batch):
+            before = time.perf_counter()
+            loss, statistic, stop = self.step(x, y, asked)
+            computing += time.perf_counter() - before
+            samples = x.shape[0]
+            fresh += samples
+            position.batch += 1
+            position.step += 1
+            position.samples += samples
+            position.loss += loss * samples
+            position.statistic += statistic * samples
+            display.step(loss, name, statistic, samples)
+            if position.batch == len(self.batches):
+                break  # whoever wants to stop now gets a complete epoch
+            if stop:
+                self.save()
+                raise StoppedError(_stopped(position))
+            if self.checkpoint and self.checkpoint.due():
+                self.save()
+        seconds = time.perf_counter() - began
+        self.position = Position(epoch=position.epoch + 1, step=position.step)
+        return {
+            "kind": "epoch",
+            "epoch": position.epoch + 1,
+            "step": position.step,
+            "loss": position.loss / position.samples,
+            name: position.statistic / position.samples,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "samples_per_second": fresh / seconds,
+            "seconds": seconds,
+            "seconds_outside_steps": seconds - computing,
+        }
+
+    def step(self, x: Tensor, y: Tensor, asked: threading.Event) -> tuple[float, float, bool]:
+        """Forward, backward, update: loss and statistic of the whole batch, and whether to stop."""
+        fabric, processes = self.fabric, self.fabric.world_size
+        steps = self.config.epochs * len(self.batches)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config, self.position.step, steps)
+        share = 1.0
+        if 1 < processes <= x.shape[0]:
+            samples = slice(fabric.global_rank, None, processes)
+            # Gradients are averaged over processes: parts of unequal size need their weight.
+            share = len(x[samples]) * processes / len(x)
+            x, y = x[samples], y[samples]
+        x, y = fabric.to_device((x, y))
+        loss, statistic = self.module(x, y)
+        numbers = torch.stack([loss.detach() * share, statistic * share]).float()
+        if processes > 1:
+            flag = numbers.new_full((1,), float(asked.is_set()))
+            numbers = cast(Tensor, fabric.all_reduce(torch.cat([numbers, flag]), reduce_op="mean"))
+        value, shown, *flags = numbers.tolist()
+        if not math.isfinite(value):
+            inputs = f"(inputs of this batch from {x.min().item():.4g} to {x.max().item():.4g})"
+            raise DivergedError(self.diverged(f"The loss is {value} {inputs}"))
+        fabric.backward(loss * share)
+        if self.config.clip:
+            fabric.clip_gradients(self.module, self.engine, max_norm=self.config.clip)
+        self.engine.step()
+        self.engine.zero_grad()
+        return value, shown, any(flags) or asked.is_set()
+
+    def save(self) -> None:
+        """Write the checkpoint, unless a weight is not a number: the one before is better."""
+        if self.checkpoint and self.fabric.is_global_zero:
+            try:
+                self.checkpoint.save(self.objective, self.optimizer, self.position)
+            except FloatingPointError as error:
+                raise DivergedError(self.diverged(str(error))) from None
+
+    def diverged(self, problem: str) -> str:
+        at = self.position
+        return (
+            f"{problem}, at step {at.step + 1} (epoch {at.epoch + 1}, batch {at.batch + 1} of "
+            f"{len(self.batches)}). The last checkpoint was kept. Try a smaller learning rate (it "
+            f"is {self.config.lr:g}), a limit on gradients (clip), or look for extreme values in "
+            "the data."
+        )
+
+
+def _stopped(position: Position) -> str:
+    return f"Stopped on request after step {position.step} ({position.epoch} epochs complete)."
