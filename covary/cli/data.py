@@ -43,12 +43,12 @@ def list_data(data_dir: DataDir = None, as_json: Json = False, debug: Debug = Fa
         return
     common.show_table(
         "Known data (training + test)",
-        ["name", "task", "size", "state", "where"],
+        ["name", "size", "state", "where"],
         [
-            [entry.name, entry.task, entry.size, status.state, str(status.folder or "")]
+            [entry.name, entry.size, status.state, str(status.folder or "")]
             for entry, status in rows
         ],
-        left=5,
+        left=4,
     )
     for entry, status in rows:
         if status.state == "damaged":

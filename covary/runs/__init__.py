@@ -1,0 +1,8 @@
+"""Runs: a folder with everything that made a trained network, and what came of it."""
+
+from covary.runs.config import DataConfig, ModelConfig, RunConfig
+from covary.runs.directory import Run, RunError
+from covary.runs.evaluation import evaluate
+from covary.runs.training import train
+
+__all__ = ["DataConfig", "ModelConfig", "Run", "RunConfig", "RunError", "evaluate", "train"]

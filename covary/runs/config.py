@@ -1,0 +1,199 @@
+"""The configuration of a run: what is written to ``config.toml`` and read back from it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from covary import models
+from covary.nn import Flatten, Rescale, Standardize
+from covary.training import TrainingConfig
+
+Section = TypeVar("Section")
+# What a table's columns are called and how they are coded is decided once, in training.
+TABLE_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which data, and which part of them.
+
+    Attributes:
+        name: a name that ``covary.data`` knows, or the path of a table.
+        split: which of the published splits, where there are several.
+        validation: fraction of the training data held out to watch training with.
+        augment: random crop and horizontal flip, for images.
+        target: columns to predict (tables; the following are for tables too).
+        task: ``"auto"``, ``"classification"`` or ``"regression"``.
+        test_fraction: fraction of the rows to test on.
+        missing: ``"error"``, ``"mean"`` or ``"drop"``.
+        categories: columns to take as categories though they look like numbers.
+        drop: columns to leave out.
+        encoding: how text is encoded.
+        delimiter: what separates columns; found out where empty.
+    """
+
+    name: str
+    split: int = 0
+    validation: float = 0.1
+    augment: bool = False
+    target: tuple[str, ...] = ()
+    task: str = "auto"
+    test_fraction: float = 0.2
+    missing: str = "error"
+    categories: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    encoding: str = "utf-8"
+    delimiter: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.validation < 1:
+            raise ValueError(
+                f"The validation part is a fraction in [0, 1) of the data, got {self.validation}."
+            )
+
+    @property
+    def is_table(self) -> bool:
+        """Whether this names a file and not a known set."""
+        return self.name.lower().endswith(TABLE_SUFFIXES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which network: fully connected, from raw inputs to raw outputs.
+
+    Attributes:
+        hidden: units of the hidden layers.
+        activation: a name of ``covary.activations``.
+        noise: sigma of the input and of each hidden layer, or one for all.
+        covariance: how it is held in training; evaluation always has one per sample.
+        batch_norm: normalise before each activation.
+        dropout: probability of dropping a hidden unit in training.
+        task: ``"classification"`` or ``"regression"``.
+        input_shape: of one sample, as it is in the data.
+        outputs: how many classes or targets.
+    """
+
+    hidden: tuple[int, ...]
+    activation: str = "relu"
+    noise: tuple[float, ...] = (0.2,)
+    covariance: str = "shared"
+    batch_norm: bool = False
+    dropout: float = 0.0
+    task: str = "classification"
+    input_shape: tuple[int, ...] = ()
+    outputs: int = 0
+
+    @property
+    def is_image(self) -> bool:
+        """Whether inputs are images (channels, height, width) of bytes."""
+        return len(self.input_shape) == 3
+
+    @property
+    def widths(self) -> list[int]:
+        """Units of every layer, from the inputs to the outputs."""
+        inputs = int(torch.Size(self.input_shape).numel())
+        return [inputs, *self.hidden, self.outputs]
+
+    def build(self) -> nn.Sequential:
+        """The network, newly initialised: what it subtracts and divides by is still 0 and 1.
+
+        Bytes of images go to [-1, 1], as in the paper.
+        """
+        noise = self.noise * (len(self.widths) - 1) if len(self.noise) == 1 else self.noise
+        net = models.mlp(
+            self.widths,
+            activation=self.activation,
+            noise=list(noise),
+            covariance=self.covariance,
+            batch_norm=self.batch_norm,
+            dropout=self.dropout,
+        )
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        if self.is_image:
+            layers["standardize"] = Standardize(torch.tensor(127.5), torch.tensor(127.5))
+            layers["flatten"] = Flatten()
+        else:
+            inputs = self.widths[0]
+            layers["standardize"] = Standardize(
+                torch.zeros(inputs, dtype=torch.float64), torch.ones(inputs, dtype=torch.float64)
+            )
+        layers.update(net.named_children())
+        if self.task == "regression":
+            layers["rescale"] = Rescale(torch.zeros(self.outputs), torch.ones(self.outputs))
+        return nn.Sequential(layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """All that decides what a run computes."""
+
+    data: DataConfig
+    model: ModelConfig
+    training: TrainingConfig
+    precision: str = "32-true"
+
+    def to_toml(self) -> str:
+        """The configuration as text, readable by ``from_toml``."""
+        import tomlkit
+
+        document = tomlkit.document()
+        document["precision"] = self.precision
+        for section in ("data", "model", "training"):
+            values = asdict(getattr(self, section))
+            document[section] = {
+                key: list(value) if isinstance(value, tuple) else value
+                for key, value in values.items()
+            }
+        return tomlkit.dumps(document)
+
+    @classmethod
+    def from_toml(cls, path: Path) -> RunConfig:
+        """Read ``config.toml``; what it cannot be is said with the file's name."""
+        import tomlkit
+        from tomlkit.exceptions import TOMLKitError
+
+        try:
+            found = tomlkit.parse(path.read_text(encoding="utf-8")).unwrap()
+            return cls(
+                data=_section(DataConfig, found["data"]),
+                model=_section(ModelConfig, found["model"]),
+                training=_section(TrainingConfig, found["training"]),
+                precision=found["precision"],
+            )
+        except (TOMLKitError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is not the configuration of a run: {error}.") from error
+
+    def differences(self, other: RunConfig) -> list[str]:
+        """What is not the same, as ``training.lr: 0.1, not 0.2``."""
+        mine, theirs = _flat(asdict(self)), _flat(asdict(other))
+        return [
+            f"{key}: {value}, not {theirs[key]}"
+            for key, value in mine.items()
+            if value != theirs[key]
+        ]
+
+
+def _section(cls: type[Section], values: dict[str, Any]) -> Section:
+    known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+    unknown = set(values) - known
+    if unknown:
+        raise ValueError(f"unknown entries {', '.join(sorted(unknown))}")
+    plain = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+    }
+    return cls(**plain)
+
+
+def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= (
+            _flat(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
+        )
+    return flat

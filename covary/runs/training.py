@@ -1,0 +1,273 @@
+"""From data to a trained network in a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+import covary
+from covary import data
+from covary.data import DataError, Dataset, Schema
+from covary.moments import Moments
+from covary.runs.config import DataConfig, ModelConfig, RunConfig
+from covary.runs.directory import Run, RunError, environment
+from covary.runs.presets import preset
+from covary.training import (
+    Checkpoint,
+    ClassificationLoss,
+    Display,
+    MetricsLog,
+    RegressionLoss,
+    TensorBatches,
+    TrainingConfig,
+    fit,
+)
+from covary.training.batches import shuffled
+from covary.training.checkpoint import write_atomically
+
+# Per-sample covariances are dear; so many show how entropy goes through training.
+_ENTROPY_SAMPLES = 500
+
+
+def load_data(
+    config: DataConfig, *, data_dir: str | None = None, seed: int = 0
+) -> tuple[Dataset, Schema | None]:
+    """The data of a run, and how a table's columns became numbers."""
+    if not config.is_table:
+        if config.target:
+            raise DataError(
+                f"A target is for tables; {config.name} is a known set, with targets of its own. "
+                f"Is it a file? Then its name should end in .csv, .tsv or .parquet."
+            )
+        return data.load(config.name, data_dir=data_dir, split=config.split, seed=seed), None
+    if not config.target:
+        raise DataError(f"Which column of {config.name} is to be predicted? Say --target NAME.")
+    return data.read_table(
+        Path(config.name),
+        target=list(config.target),
+        task=config.task,
+        test_fraction=config.test_fraction,
+        seed=seed,
+        missing=config.missing,
+        categories=config.categories,
+        drop=config.drop,
+        encoding=config.encoding,
+        delimiter=config.delimiter or None,
+    )
+
+
+def resolve(config: DataConfig, dataset: Dataset, chosen: dict[str, Any]) -> RunConfig:
+    """The whole configuration: what was chosen, and the preset of the data for the rest.
+
+    ``chosen`` has names of ``ModelConfig`` and ``TrainingConfig``, and ``precision``; None counts
+    as not chosen.
+    """
+    if len(dataset.x) == 0:
+        raise DataError(
+            f"{dataset.name} has no training part here, only {len(dataset.x_test)} test samples. "
+            "It can be looked at as foreign data: covary evaluate RUN --ood " + dataset.name
+        )
+    values = preset(dataset, published_splits=_is_uci(config.name))
+    values = values | {key: value for key, value in chosen.items() if value is not None}
+    training = {key: values[key] for key in TrainingConfig.__dataclass_fields__ if key in values}
+    model = {key: values[key] for key in ModelConfig.__dataclass_fields__ if key in values}
+    outputs = len(dataset.classes) if dataset.task == "classification" else dataset.y.shape[1]
+    model |= {
+        "task": dataset.task,
+        "input_shape": tuple(dataset.x.shape[1:]),
+        "outputs": outputs,
+    }
+    return RunConfig(
+        data=config,
+        model=ModelConfig(**model),
+        training=TrainingConfig(**training),
+        precision=values.get("precision", "32-true"),
+    )
+
+
+def prepare(run: Run, config: RunConfig, *, resume: bool, overwrite: bool) -> None:
+    """Make the folder, or refuse to touch the run that is there."""
+    if run.exists() and not overwrite:
+        if not resume:
+            raise RunError(
+                f"{run.path} holds a run already. Go on with it (--resume), replace it "
+                "(--overwrite) or choose another folder (--out)."
+            )
+        differences = config.differences(run.config())
+        # More epochs of the same: nothing before them depends on how many there will be.
+        if config.training.schedule == "constant":
+            differences = [text for text in differences if not text.startswith("training.epochs")]
+        if differences:
+            raise RunError(
+                f"{run.path} was begun with another configuration ({'; '.join(differences)}). "
+                "Resume with the command it was begun with, or choose another folder (--out)."
+            )
+    elif run.exists():
+        for name in ("checkpoint.safetensors", "model.safetensors", "metrics.jsonl"):
+            (run.path / name).unlink(missing_ok=True)
+    elif run.path.is_dir() and any(run.path.iterdir()):
+        raise RunError(f"{run.path} is not empty and holds no run. Choose another folder (--out).")
+    write_atomically(run.config_path, config.to_toml().encode())
+
+
+def train(
+    config: RunConfig,
+    dataset: Dataset,
+    run: Run,
+    *,
+    schema: Schema | None = None,
+    accelerator: str = "auto",
+    devices: int | str = 1,
+    strategy: str = "auto",
+    resume: bool = False,
+    overwrite: bool = False,
+    checkpoint_minutes: float = 5.0,
+    display: Display | None = None,
+) -> list[dict[str, Any]]:
+    """Train the network of a configuration on its data and keep everything in the run's folder.
+
+    Args:
+        config: what to do.
+        dataset: the data it names.
+        run: the folder.
+        schema: how a table's columns became numbers, to be kept with the run.
+        accelerator: as in Lightning Fabric; so are devices and strategy.
+        devices: how many.
+        strategy: how they work together, such as ``"ddp"``.
+        resume: go on where the run in the folder stopped.
+        overwrite: replace the run in the folder.
+        checkpoint_minutes: save after so many minutes within an epoch too.
+        display: what shows progress.
+    """
+    started = datetime.now(timezone.utc)
+    # Processes that a strategy starts run this too; the folder is for the first of them.
+    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+        prepare(run, config, resume=resume, overwrite=overwrite)
+        if schema is not None:
+            run.write_json("schema.json", schema.to_dict())
+    fabric = Fabric(
+        accelerator=accelerator,
+        devices=devices,
+        strategy=strategy,
+        precision=config.precision,  # type: ignore[arg-type]
+    )
+    fabric.launch()
+    seed = config.training.seed
+    torch.manual_seed(seed)
+    net = config.model.build()
+    held_out, rows = _validation_rows(len(dataset.x), config.data.validation, seed)
+    x, y = dataset.x[rows], dataset.y[rows]
+    if not config.model.is_image:
+        _standardize(net, x, y)
+    # Each process draws its own dropout masks and crops.
+    torch.manual_seed(seed + fabric.global_rank)
+    history = fit(
+        _objective(net, config, y),
+        TensorBatches(
+            x, y, config.training.batch_size, seed=seed, transform=_augmentation(config, dataset)
+        ),
+        config.training,
+        fabric=fabric,
+        checkpoint=Checkpoint(run.checkpoint_path, checkpoint_minutes),
+        resume=resume,
+        validate=_validation(net, dataset, held_out, config, fabric.device),
+        log=MetricsLog(run.metrics_path) if fabric.is_global_zero else None,
+        display=display,
+    )
+    if fabric.is_global_zero:
+        run.save_network(net)
+        record = environment(
+            started,
+            seed=seed,
+            data=dataset.source,
+            notes=list(dataset.notes),
+            training_samples=len(x),
+            validation_samples=len(held_out),
+            test_samples=len(dataset.x_test),
+            processes=fabric.world_size,
+            device=str(fabric.device),
+        )
+        run.write_json("environment.json", record)
+    fabric.barrier()
+    return history
+
+
+def _is_uci(name: str) -> bool:
+    return name in data.names() and data.describe(name).splits > 1
+
+
+def _validation_rows(n: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows to watch training with, and rows to train on."""
+    # A key of two numbers beyond any epoch: the order of no epoch is this one.
+    order = shuffled(n, seed, 2**31)
+    count = round(fraction * n)
+    if count == n:
+        count = n - 1
+    return order[:count], order[count:].sort().values
+
+
+def _standardize(net: nn.Sequential, x: Tensor, y: Tensor) -> None:
+    """Tell the network the average and spread of its inputs, and of targets if it has them."""
+    inputs = net.get_submodule("standardize")
+    inputs.load_state_dict(_average_and_spread(x))
+    if hasattr(net, "rescale"):
+        net.get_submodule("rescale").load_state_dict(_average_and_spread(y))
+
+
+def _average_and_spread(values: Tensor) -> dict[str, Tensor]:
+    scale = values.std(0, correction=0)
+    return {"shift": values.mean(0), "scale": torch.where(scale == 0, 1.0, scale)}
+
+
+def _objective(net: nn.Module, config: RunConfig, y: Tensor) -> nn.Module:
+    if config.model.task == "classification":
+        return ClassificationLoss(net)
+    return RegressionLoss(net, y.std(0, correction=0))
+
+
+def _augmentation(config: RunConfig, dataset: Dataset) -> Callable[[Tensor], Tensor] | None:
+    if not config.data.augment:
+        return None
+    if not dataset.is_image:
+        raise DataError(f"--augment is for images, and {dataset.name} is a table.")
+    return lambda x: data.horizontal_flip(data.random_crop(x))
+
+
+def _validation(
+    net: nn.Module, dataset: Dataset, rows: Tensor, config: RunConfig, device: torch.device
+) -> Callable[[], dict[str, Any]] | None:
+    if len(rows) == 0:
+        return None
+    objective = _objective(net, config, dataset.y)
+    per_sample = covary.with_covariance(net, "full")
+
+    @torch.no_grad()
+    def validate() -> dict[str, Any]:
+        per_sample.eval()
+        loss = statistic = 0.0
+        for some in torch.split(rows, config.training.batch_size):
+            x, y = dataset.x[some].to(device), dataset.y[some].to(device)
+            numbers = torch.stack(objective(x, y)).tolist()
+            loss += numbers[0] * len(some)
+            statistic += numbers[1] * len(some)
+        metrics = {
+            "validation_loss": loss / len(rows),
+            f"validation_{objective.statistic}": statistic / len(rows),
+        }
+        if config.model.task == "classification":
+            some = rows[:_ENTROPY_SAMPLES]
+            out: Moments = per_sample(dataset.x[some].to(device))
+            right = out.mean.argmax(-1).cpu() == dataset.y[some]
+            entropy = out.entropy().cpu()
+            metrics["entropy_right"] = entropy[right].mean().item()
+            metrics["entropy_wrong"] = entropy[~right].mean().item()
+        return metrics
+
+    return validate
