@@ -1,0 +1,312 @@
+"""Fetching files: every way in which a connection lets one down, against a server on loopback."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from covary import data
+from covary.data import catalogue, formats, store
+from covary.data.download import CHUNK_BYTES, File, fetch_file
+from covary.data.entry import Entry, Form
+from tests import data_files
+from tests.data_files import serve, sha256
+
+CONTENT = np.random.default_rng(0).bytes(10 * CHUNK_BYTES + 5)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    monkeypatch.setattr("pooch.core.time.sleep", lambda _: None)
+
+
+@pytest.fixture(autouse=True)
+def no_other_folders(monkeypatch, tmp_path):
+    monkeypatch.delenv("COVARY_DATA", raising=False)
+    monkeypatch.setattr(store, "cache_folder", lambda: tmp_path / "cache")
+
+
+def file_at(*addresses: str, content: bytes = CONTENT) -> File:
+    urls = tuple(f"{address}numbers.bin" for address in addresses)
+    return File("set/numbers.bin", sha256(content), urls)
+
+
+def closed_address() -> str:
+    """An address at which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}/"
+
+
+def left_over(folder) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_file_arrives_whole_and_alone(tmp_path):
+    with serve({"numbers.bin": CONTENT}) as server:
+        path = fetch_file(file_at(server.url), tmp_path)
+    assert path == tmp_path / "set" / "numbers.bin"
+    assert path.read_bytes() == CONTENT
+    assert left_over(tmp_path) == ["numbers.bin"]
+
+
+def test_a_file_that_is_there_is_not_fetched_again(tmp_path):
+    with serve({"numbers.bin": CONTENT}) as server:
+        fetch_file(file_at(server.url), tmp_path)
+        fetch_file(file_at(server.url), tmp_path)
+    assert len(server.requests) == 1
+
+
+def test_a_damaged_file_is_replaced(tmp_path):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "numbers.bin").write_bytes(b"damaged")
+    with serve({"numbers.bin": CONTENT}) as server:
+        assert fetch_file(file_at(server.url), tmp_path).read_bytes() == CONTENT
+
+
+def test_a_cut_connection_is_taken_up_where_it_broke(tmp_path):
+    with serve({"numbers.bin": CONTENT}, cuts=[3 * CHUNK_BYTES, 2 * CHUNK_BYTES]) as server:
+        path = fetch_file(file_at(server.url), tmp_path)
+    assert path.read_bytes() == CONTENT
+    ranges = [wanted for _, wanted in server.requests]
+    assert ranges == [None, f"bytes={3 * CHUNK_BYTES}-", f"bytes={5 * CHUNK_BYTES}-"]
+    assert sum(server.sent) == len(CONTENT)
+
+
+def test_a_download_is_resumed_by_a_later_call(tmp_path):
+    """After all tries were cut the part stays, under no name that anything reads."""
+    with serve({"numbers.bin": CONTENT}, cuts=[CHUNK_BYTES] * 3) as server:
+        with pytest.raises(data.DataError, match="the connection was cut"):
+            fetch_file(file_at(server.url), tmp_path)
+        assert left_over(tmp_path) == ["numbers.bin.part"]
+        server.sent.clear()
+        assert fetch_file(file_at(server.url), tmp_path).read_bytes() == CONTENT
+    assert server.requests[-1] == ("/numbers.bin", f"bytes={3 * CHUNK_BYTES}-")
+    assert server.sent == [len(CONTENT) - 3 * CHUNK_BYTES]
+    assert left_over(tmp_path) == ["numbers.bin"]
+
+
+def test_a_server_that_ignores_ranges_starts_over(tmp_path):
+    with serve({"numbers.bin": CONTENT}, ranges=False, cuts=[3 * CHUNK_BYTES]) as server:
+        path = fetch_file(file_at(server.url), tmp_path)
+    assert path.read_bytes() == CONTENT
+    assert server.requests[1][1] == f"bytes={3 * CHUNK_BYTES}-"
+    assert server.sent == [3 * CHUNK_BYTES, len(CONTENT)]
+
+
+def test_a_part_that_is_already_whole_needs_no_more(tmp_path):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "numbers.bin.part").write_bytes(CONTENT)
+    with serve({"numbers.bin": CONTENT}) as server:
+        assert fetch_file(file_at(server.url), tmp_path).read_bytes() == CONTENT
+    assert server.sent == []
+
+
+def test_a_stale_part_is_thrown_away(tmp_path):
+    """The part of another version gives the wrong hash; the next try begins at the beginning."""
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "numbers.bin.part").write_bytes(b"of another version")
+    with serve({"numbers.bin": CONTENT}) as server:
+        assert fetch_file(file_at(server.url), tmp_path).read_bytes() == CONTENT
+    assert [wanted for _, wanted in server.requests] == ["bytes=18-", None]
+
+
+def test_wrong_content_is_refused_and_nothing_stays(tmp_path):
+    other = CONTENT[::-1]
+    with (
+        serve({"numbers.bin": other}) as server,
+        pytest.raises(data.DataError, match=r"numbers\.bin") as caught,
+    ):
+        fetch_file(file_at(server.url), tmp_path)
+    assert sha256(CONTENT) in str(caught.value)
+    assert sha256(other) in str(caught.value)
+    assert left_over(tmp_path) == []
+
+
+def test_mirrors_are_tried_in_turn_and_continue_each_other(tmp_path):
+    with (
+        serve({"numbers.bin": CONTENT}, cuts=[CHUNK_BYTES] * 3) as first,
+        serve({}) as second,
+        serve({"numbers.bin": CONTENT}) as third,
+    ):
+        mirrors = first.url, second.url, closed_address(), third.url
+        path = fetch_file(file_at(*mirrors), tmp_path)
+    assert path.read_bytes() == CONTENT
+    assert third.requests == [("/numbers.bin", f"bytes={3 * CHUNK_BYTES}-")]
+
+
+def test_no_server_is_one_sentence_with_the_remedy(tmp_path):
+    address = closed_address()
+    with pytest.raises(data.DataError) as caught:
+        fetch_file(file_at(address), tmp_path)
+    message = str(caught.value)
+    assert f"{address}numbers.bin (no connection)" in message
+    assert f"put the file into {tmp_path / 'set'} by hand" in message
+    assert message.count(". ") == 0
+    assert "\n" not in message
+    assert left_over(tmp_path) == []
+
+
+def test_a_missing_file_names_the_status(tmp_path):
+    with serve({}) as server, pytest.raises(data.DataError, match="HTTP status 404"):
+        fetch_file(file_at(server.url), tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "set").write_text("a file where the folder should be")
+    with pytest.raises(data.DataError, match="--data-dir"):
+        fetch_file(file_at(closed_address()), tmp_path)
+
+
+def test_a_full_disk_is_told(tmp_path, monkeypatch):
+    def write(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("covary.data.download.Resuming._write", write)
+    with (
+        serve({"numbers.bin": CONTENT}) as server,
+        pytest.raises(data.DataError, match="No space left on device"),
+    ):
+        fetch_file(file_at(server.url), tmp_path)
+
+
+def test_progress_is_shown_on_a_terminal_alone(tmp_path, monkeypatch, capsys):
+    with serve({"numbers.bin": CONTENT}) as server:
+        fetch_file(file_at(server.url), tmp_path / "silent")
+        assert capsys.readouterr() == ("", "")
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+        fetch_file(file_at(server.url), tmp_path / "shown")
+        assert "numbers.bin" in capsys.readouterr().err
+        fetch_file(file_at(server.url), tmp_path / "unwanted", progress=False)
+        assert capsys.readouterr() == ("", "")
+
+
+# whole sets
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """A set of 4 + 2 images in two idx files each, known by the name ``tiny``; and its bytes."""
+    parts = {
+        name: data_files.idx_bytes(array)
+        for name, array in {
+            "train-images": data_files.images(4, 5, 5),
+            "train-labels": np.arange(4) % 3,
+            "test-images": data_files.images(2, 5, 5, seed=1),
+            "test-labels": np.arange(2),
+        }.items()
+    }
+
+    def install(address: str) -> dict[str, bytes]:
+        files = tuple(
+            File(f"tiny/{name}", sha256(content), (f"{address}{name}",))
+            for name, content in parts.items()
+        )
+        entry = Entry(
+            name="tiny",
+            title="Tiny",
+            task="classification",
+            size="4 + 2",
+            licence="none",
+            source="here",
+            classes=("a", "b", "c"),
+            forms=(Form(files, formats.read_idx_set),),
+        )
+        monkeypatch.setitem(catalogue.CATALOGUE, "tiny", entry)
+        return parts
+
+    return install
+
+
+def test_load_downloads_what_is_missing_once(tiny, tmp_path):
+    with serve({}) as server:
+        server.files |= {f"/{name}": content for name, content in tiny(server.url).items()}
+        assert data.status("tiny", tmp_path).state == "missing"
+        first = data.load("tiny", data_dir=tmp_path)
+        again = data.load("tiny", data_dir=tmp_path, download=False)
+    assert len(server.requests) == 4
+    assert first.x.tolist() == again.x.tolist() == data_files.images(4, 1, 5, 5).tolist()
+    assert first.y.tolist() == [0, 1, 2, 0]
+    assert data.status("tiny", tmp_path).state == "verified"
+    assert data.status("tiny", tmp_path).folder == tmp_path
+
+
+def test_fetch_takes_only_the_files_that_are_not_there(tiny, tmp_path):
+    with serve({}) as server:
+        parts = tiny(server.url)
+        server.files |= {f"/{name}": content for name, content in parts.items()}
+        (tmp_path / "tiny").mkdir()
+        (tmp_path / "tiny" / "train-images").write_bytes(parts["train-images"])
+        (tmp_path / "tiny" / "train-labels").write_bytes(b"damaged")
+        assert data.fetch("tiny", data_dir=tmp_path, progress=False) == tmp_path / "tiny"
+    fetched = sorted(path for path, _ in server.requests)
+    assert fetched == ["/test-images", "/test-labels", "/train-labels"]
+
+
+def test_without_a_folder_the_environment_or_the_cache_is_used(tiny, tmp_path, monkeypatch):
+    with serve({}) as server:
+        server.files |= {f"/{name}": content for name, content in tiny(server.url).items()}
+        assert data.fetch("tiny") == tmp_path / "cache" / "tiny"
+        monkeypatch.setenv("COVARY_DATA", str(tmp_path / "named"))
+        assert data.fetch("tiny") == tmp_path / "named" / "tiny"
+        monkeypatch.setattr(store, "_writable", lambda folder: folder.name != "named")
+        assert data.fetch("tiny") == tmp_path / "cache" / "tiny"
+
+
+def test_load_without_download_says_where_it_looked(tiny, tmp_path):
+    tiny(closed_address())
+    with pytest.raises(data.DataError, match="covary data fetch tiny") as caught:
+        data.load("tiny", data_dir=tmp_path, download=False)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.fixture
+def table(monkeypatch):
+    """A regression set of the benchmark, 20 x 3, the target being column 1 of the text file."""
+    rows = np.random.default_rng(0).standard_normal((20, 4))
+    texts = {
+        "data.txt": "\n".join(" ".join(map(repr, row)) for row in rows.tolist()).encode(),
+        "index_features.txt": b"0\n2\n3\n",
+        "index_target.txt": b"1\n",
+    }
+
+    def install(address: str, folder) -> tuple[np.ndarray, dict[str, bytes]]:
+        monkeypatch.setattr(catalogue, "UCI_TEXTS", address)
+        entry = catalogue._uci("tiny", "Tiny", "20 x 3", "abc", "t", "", page="here", splits=2)
+        folder.mkdir()
+        sources = [folder / name for name in texts]
+        for path, content in zip(sources, texts.values(), strict=True):
+            path.write_bytes(content)
+        formats.convert_uci(sources, folder / "tiny.npz", splits=2)
+        (form,) = entry.forms
+        right = replace(form.files[0], sha256=formats.uci_digest(folder / "tiny.npz"))
+        monkeypatch.setitem(
+            catalogue.CATALOGUE, "tiny", replace(entry, forms=(replace(form, files=(right,)),))
+        )
+        return rows, {f"tiny/data/{name}": content for name, content in texts.items()}
+
+    return install
+
+
+def test_a_set_made_from_texts_is_kept_as_one_checked_file(table, tmp_path):
+    with serve({}) as server:
+        rows, texts = table(server.url, tmp_path / "made")
+        server.files |= {f"/{name}": content for name, content in texts.items()}
+        tiny = data.load("tiny", data_dir=tmp_path / "there", split=1)
+    assert left_over(tmp_path / "there") == ["tiny.npz"]
+    train, test = formats.published_splits(20, 2)
+    assert tiny.x.tolist() == rows[train[1]][:, [0, 2, 3]].tolist()
+    assert tiny.y_test.tolist() == rows[test[1]][:, [1]].tolist()
+
+
+def test_texts_with_other_values_are_refused(table, tmp_path):
+    with serve({}) as server:
+        _, texts = table(server.url, tmp_path / "made")
+        texts["tiny/data/index_target.txt"] = b"0\n"
+        server.files |= {f"/{name}": content for name, content in texts.items()}
+        with pytest.raises(data.DataError, match="SHA-256"):
+            data.load("tiny", data_dir=tmp_path / "there")
+    assert left_over(tmp_path / "there") == []

@@ -1,0 +1,291 @@
+"""The loop: what it does at each step, what it saves, and that nothing cuts it short for good."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import covary
+from covary.training import (
+    Checkpoint,
+    ClassificationLoss,
+    DivergedError,
+    MetricsLog,
+    RegressionLoss,
+    StoppedError,
+    TensorBatches,
+    TrainingConfig,
+    fit,
+)
+from covary.training import checkpoint as checkpoints
+from covary.training.config import learning_rate
+from covary.training.log import read as read_log
+
+CONFIG = TrainingConfig(epochs=4, batch_size=16, lr=1e-2)
+
+
+def problem(n: int = 70) -> tuple[Tensor, Tensor]:
+    x = torch.randn(n, 5, generator=torch.Generator().manual_seed(0))
+    return x, (x[:, 0] * x[:, 1] > 0).long()
+
+
+def objective(*, dropout: float = 0.0, batch_norm: bool = False) -> ClassificationLoss:
+    torch.manual_seed(0)
+    net = covary.mlp(
+        [5, 8, 2], covariance="shared", dropout=dropout, batch_norm=batch_norm, noise=0.3
+    )
+    return ClassificationLoss(net)
+
+
+def weights(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=0)
+
+
+def test_the_loop_is_the_loop_everyone_writes():
+    x, y = problem()
+    ours, plain = objective(), objective()
+    history = fit(ours, TensorBatches(x, y, 16), CONFIG)
+    optimizer = torch.optim.Adam(plain.parameters(), lr=1e-2, weight_decay=1e-4)
+    for epoch in range(4):
+        losses = []
+        for rows_x, rows_y in TensorBatches(x, y, 16).epoch(epoch):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(plain.net(rows_x).mean, rows_y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item() * len(rows_x))
+        assert history[epoch]["loss"] == pytest.approx(sum(losses) / 70, rel=1e-5)
+    for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    assert [row["step"] for row in history] == [5, 10, 15, 20]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "one-cycle"])
+def test_training_lowers_the_loss(optimizer, schedule):
+    x, y = problem(200)
+    config = TrainingConfig(
+        epochs=30, batch_size=32, lr=1e-2, optimizer=optimizer, schedule=schedule
+    )
+    history = fit(objective(), TensorBatches(x, y, 32), config)
+    assert history[-1]["loss"] < 0.6 * history[0]["loss"]
+
+
+def test_regression_loss_counts_in_deviations_of_the_target():
+    net = covary.mlp([3, 4, 2])
+    x, y = torch.randn(9, 3), torch.randn(9, 2) * torch.tensor([1.0, 1000.0])
+    loss, error = RegressionLoss(net, y.std(0))(x, y)
+    gap = net(x).mean - y
+    torch.testing.assert_close(loss, (gap / y.std(0)).square().mean())
+    torch.testing.assert_close(error, gap.abs().mean())
+
+
+def test_batches_depend_on_seed_and_epoch_alone():
+    x, y = torch.arange(10), torch.arange(10)
+    batches = TensorBatches(x, y, 3, seed=5)
+    assert len(batches) == 4
+    first = [part.tolist() for part, _ in batches.epoch(0)]
+    assert sorted(row for part in first for row in part) == list(range(10))
+    assert first == [part.tolist() for part, _ in TensorBatches(x, y, 3, seed=5).epoch(0)]
+    assert first[2:] == [part.tolist() for part, _ in batches.epoch(0, skip=2)]
+    assert first != [part.tolist() for part, _ in batches.epoch(1)]
+    assert first != [part.tolist() for part, _ in TensorBatches(x, y, 3, seed=6).epoch(0)]
+    with pytest.raises(ValueError, match="as many targets"):
+        TensorBatches(x, y[:4], 3)
+    with pytest.raises(ValueError, match="0 samples"):
+        TensorBatches(x[:0], y[:0], 3)
+
+
+def test_schedules():
+    for schedule, start, top, end in (
+        ("constant", 1, 1, 1),
+        ("cosine", 1, 1, 0),
+        ("one-cycle", 0.04, 1, 0),
+    ):
+        config = TrainingConfig(lr=1.0, schedule=schedule)
+        rates = [learning_rate(config, step, 1000) for step in range(1001)]
+        assert rates[0] == pytest.approx(start)
+        assert max(rates) == pytest.approx(top)
+        assert rates[-1] == pytest.approx(end, abs=1e-9)
+        assert max(abs(a - b) for a, b in zip(rates[1:], rates[:-1], strict=True)) < 0.01
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"epochs": -1}, {"batch_size": 0}, {"lr": math.nan}, {"optimizer": "sgd"}, {"schedule": "x"}],
+    ids=str,
+)
+def test_wrong_settings_are_named(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        TrainingConfig(**wrong)
+
+
+class Killed(BaseException):
+    """What kill -9 looks like from inside: nothing after it runs."""
+
+
+class KillAt:
+    """A display that ends the process, so to speak, at a step."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def start(self, epochs, batches, step):
+        pass
+
+    def step(self, loss, name, statistic, samples):
+        self.left -= 1
+        if self.left == 0:
+            raise Killed
+
+    def epoch(self, row):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("at", [1, 5, 6, 13, 20])
+@pytest.mark.parametrize("minutes", [0.0, 60.0], ids=["every step", "every epoch"])
+def test_a_run_that_was_killed_ends_where_it_would_have(tmp_path, at, minutes):
+    x, y = problem()
+    batches = TensorBatches(x, y, 16, transform=lambda x: x + 0.1 * torch.randn_like(x))
+    whole = objective(dropout=0.3, batch_norm=True)
+    expected = fit(whole, batches, CONFIG)
+
+    log, checkpoint = MetricsLog(tmp_path / "log.jsonl"), Checkpoint(tmp_path / "c", minutes)
+    with pytest.raises(Killed):
+        fit(
+            objective(dropout=0.3, batch_norm=True),
+            batches,
+            CONFIG,
+            checkpoint=checkpoint,
+            log=log,
+            display=KillAt(at),
+        )
+    torch.manual_seed(0 if not checkpoint.path.exists() else 123)
+    resumed = objective(dropout=0.3, batch_norm=True)
+    fit(resumed, batches, CONFIG, checkpoint=checkpoint, resume=True, log=log)
+    assert_same(weights(resumed), weights(whole))
+    rows = read_log(tmp_path / "log.jsonl")
+    assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
+    assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in expected])
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    x, y = problem()
+    trained, checkpoint = objective(), Checkpoint(tmp_path / "c")
+    fit(trained, TensorBatches(x, y, 16), CONFIG, checkpoint=checkpoint)
+    again = objective()
+    assert fit(again, TensorBatches(x, y, 16), CONFIG, checkpoint=checkpoint, resume=True) == []
+    assert_same(weights(trained), weights(again))
+
+
+@pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_and_leaves(tmp_path, name):
+    x, y = problem()
+
+    class Ask(KillAt):
+        def step(self, loss, name_, statistic, samples):
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), name)
+
+    checkpoint = Checkpoint(tmp_path / "c")
+    before = signal.getsignal(name)
+    with pytest.raises(StoppedError, match="after step 8"):
+        fit(objective(), TensorBatches(x, y, 16), CONFIG, checkpoint=checkpoint, display=Ask(7))
+    assert signal.getsignal(name) is before
+    whole, resumed = objective(), objective()
+    fit(whole, TensorBatches(x, y, 16), CONFIG)
+    fit(resumed, TensorBatches(x, y, 16), CONFIG, checkpoint=checkpoint, resume=True)
+    assert_same(weights(resumed), weights(whole))
+
+
+def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(tmp_path):
+    x, y = problem()
+    checkpoint = Checkpoint(tmp_path / "c")
+    fit(
+        objective(),
+        TensorBatches(x, y, 16),
+        TrainingConfig(epochs=1, batch_size=16),
+        checkpoint=checkpoint,
+    )
+    good = checkpoint.path.read_bytes()
+    wild = TrainingConfig(epochs=3, batch_size=16, lr=1e30)
+    with pytest.raises(DivergedError, match=r"step \d+ \(epoch 2, batch \d of 5\).*learning rate"):
+        fit(objective(), TensorBatches(x, y, 16), wild, checkpoint=checkpoint, resume=True)
+    assert checkpoint.path.read_bytes() == good
+
+
+def test_weights_that_are_no_numbers_are_never_saved(tmp_path):
+    broken = objective()
+    with torch.no_grad():
+        broken.net.linear2.bias.fill_(math.inf)
+    optimizer = torch.optim.Adam(broken.parameters())
+    with pytest.raises(FloatingPointError, match=r"net.linear2.bias"):
+        Checkpoint(tmp_path / "c").save(broken, optimizer, checkpoints.Position())
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    checkpoints.write_atomically(path, b"old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        checkpoints.write_atomically(path, b"new and longer")
+    assert path.read_bytes() == b"old"
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    (tmp_path / "c").write_bytes(b"\x80\x04pickle?")
+    with pytest.raises(ValueError, match=r"c is not a readable safetensors file"):
+        fit(
+            objective(),
+            TensorBatches(*problem(), 16),
+            CONFIG,
+            checkpoint=Checkpoint(tmp_path / "c"),
+            resume=True,
+        )
+
+
+def test_stop_ends_training_early():
+    history = fit(
+        objective(),
+        TensorBatches(*problem(), 16),
+        CONFIG,
+        validate=lambda: {"validation_loss": 1.0},
+        stop=lambda row: row["epoch"] == 2,
+    )
+    assert [row["validation_loss"] for row in history] == [1.0, 1.0]
+
+
+def test_the_log_is_json_and_tensorboard(tmp_path):
+    from tensorboardX.event_file_writer import EventFileWriter  # noqa: F401  (it is installed)
+
+    log = MetricsLog(tmp_path / "m.jsonl")
+    log.write({"epoch": 1, "step": 3, "loss": 0.5, "entropy_wrong": math.nan})
+    log.write({"epoch": 2, "step": 6, "loss": 0.25})
+    log.close()
+    with (tmp_path / "m.jsonl").open("a") as file:
+        file.write('{"epoch": 3, "st')  # a process killed while it wrote
+    assert [json.dumps(row) for row in read_log(tmp_path / "m.jsonl")] == [
+        '{"epoch": 1, "step": 3, "loss": 0.5, "entropy_wrong": null}',
+        '{"epoch": 2, "step": 6, "loss": 0.25}',
+    ]
+    log.rewind(3)
+    assert [row["step"] for row in read_log(tmp_path / "m.jsonl")] == [3]
+    assert list((tmp_path / "tensorboard").iterdir())
