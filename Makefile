@@ -16,7 +16,7 @@ READY := $(VENV)/.ready
 .PHONY: help setup demo test test-slow lint format docs bench results clean
 
 help:
-	@echo "make demo       train a network on bundled digits; prints a table, draws out/digits.png"
+	@echo "make demo       train a network on bundled digits, measure it and write a report to look at"
 	@echo "make test       run the fast tests (make test-slow: the slow ones)"
 	@echo "make setup      create .venv with everything in it; the others do so when it is not there"
 	@echo "make lint       ruff and mypy (make format: let ruff rewrite)"
@@ -45,7 +45,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup
-	$(BIN)/python examples/digits.py
+	$(BIN)/covary demo
 
 test: setup
 	$(BIN)/python -m pytest

@@ -22,8 +22,13 @@ FLOORS = [
     {"moments"},
     {"nn"},
     {"models", "recording"},
+    {"data", "training", "uncertainty"},
+    {"replicas"},
+    {"estimators", "runs"},
+    {"report"},
+    {"cli"},
+    {"__main__"},
 ]
-CORE = set.union(*FLOORS)
 
 
 def imports(path: Path) -> set[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
-import covary
 from covary.cli.data import fetch_data, list_data
 from covary.cli.demo import demo
 from covary.cli.look import evaluate, report
@@ -31,13 +31,13 @@ data = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(covary.__version__)
+        typer.echo(version("covary"))
         raise typer.Exit
 
 
 @app.callback()
 def main(
-    version: Annotated[
+    show_version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show it.")
     ] = False,
 ) -> None:

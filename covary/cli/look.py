@@ -108,7 +108,8 @@ def report(
     """
     from covary.report import write
 
-    if Run(run).exists() and not Run(run).evaluation_path.exists():
+    Run(run).config()  # a folder that holds no run is said to be none, not to lack an evaluation
+    if not Run(run).evaluation_path.exists():
         say("Not evaluated yet: measuring it on its test data first.")
         measure(Run(run), data_dir=data_dir, seed=seed, progress=common.progress)
     page = write(run, out=out)

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import covary
 from covary import data
 from covary.data import DataError, Dataset
+from covary.models import with_covariance
 from covary.moments import Moments
 from covary.nn import Activation, Linear
+from covary.recording import record
 from covary.runs.config import TABLE_SUFFIXES
 from covary.runs.directory import Run, environment
 from covary.runs.training import load_data
@@ -57,7 +58,7 @@ def evaluate(
     """
     started = datetime.now(timezone.utc)
     config = run.config()
-    net = covary.with_covariance(run.network(), "full")
+    net = with_covariance(run.network(), "full")
     dataset, _ = load_data(config.data, data_dir=data_dir, seed=config.training.seed)
     parts = {"test": _measure(net, dataset.x_test, dataset.y_test, "test", seed, progress)}
     for name in ood:
@@ -211,7 +212,7 @@ def _measure(
     arrays["layer_entropy"] = np.full((len(x), len(layer_names(net))), np.nan, dtype=np.float32)
     chunks = np.array_split(rows, max(1, len(rows) // _BATCH))
     for some in progress(chunks, f"{name}, by layer") if progress else chunks:
-        with covary.record(net) as layers:
+        with record(net) as layers:
             net(x[some].to(device))
         entropies = [layers[layer].entropy().cpu().numpy() for layer in layer_names(net)]
         arrays["layer_entropy"][some] = np.stack(entropies, 1)

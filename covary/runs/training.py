@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-import covary
 from covary import data
 from covary.data import DataError, Dataset, Schema
+from covary.models import with_covariance
 from covary.moments import Moments
 from covary.runs.config import DataConfig, ModelConfig, RunConfig
 from covary.runs.directory import Run, RunError, environment
@@ -152,6 +151,9 @@ def train(
         prepare(run, config, resume=resume, overwrite=overwrite)
         if schema is not None:
             run.write_json("schema.json", schema.to_dict())
+    # Not at the top: it takes seconds to import, and `covary --help` can do without.
+    from lightning_fabric import Fabric
+
     fabric = Fabric(
         accelerator=accelerator,
         devices=devices,
@@ -246,7 +248,7 @@ def _validation(
     if len(rows) == 0:
         return None
     objective = _objective(net, config, dataset.y)
-    per_sample = covary.with_covariance(net, "full")
+    per_sample = with_covariance(net, "full")
 
     @torch.no_grad()
     def validate() -> dict[str, Any]:

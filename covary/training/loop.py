@@ -12,11 +12,9 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.wrappers import _FabricOptimizer
 from torch import Tensor, nn
 
 from covary.training.batches import Batches
@@ -25,6 +23,10 @@ from covary.training.config import TrainingConfig, learning_rate, make_optimizer
 from covary.training.display import Display, Silent
 from covary.training.log import MetricsLog
 from covary.training.signals import asked_to_stop
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+    from lightning_fabric.wrappers import _FabricOptimizer
 
 Row = dict[str, Any]
 
@@ -72,7 +74,11 @@ def fit(
             and good.
         StoppedError: after SIGINT or SIGTERM and a last checkpoint.
     """
-    fabric = fabric or Fabric(accelerator="cpu", devices=1)
+    if fabric is None:
+        # Not at the top: it takes seconds to import, and not everyone who imports this trains.
+        from lightning_fabric import Fabric
+
+        fabric = Fabric(accelerator="cpu", devices=1)
     first = fabric.is_global_zero
     loop = _Loop(objective, batches, config, fabric, checkpoint)
     if not first or display is None:
@@ -122,7 +128,7 @@ class _Loop:
         self.fabric, self.checkpoint = fabric, checkpoint
         self.module = fabric.setup_module(objective)
         self.optimizer = make_optimizer(config, objective)
-        self.engine = cast(_FabricOptimizer, fabric.setup_optimizers(self.optimizer))
+        self.engine = cast("_FabricOptimizer", fabric.setup_optimizers(self.optimizer))
         self.position = Position()
 
     def epoch(self, display: Display, asked: threading.Event) -> Row:

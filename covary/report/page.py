@@ -1,0 +1,279 @@
+"""Results -> one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from covary.report import figures, figures_regression, words
+from covary.report.curves import Curve, curves
+from covary.report.drawing import Drawing, inline_svg, save
+from covary.report.gallery import galleries
+from covary.report.reading import Array, Results
+
+
+@dataclass(frozen=True)
+class Section:
+    """Figures under one heading."""
+
+    key: str
+    title: str
+    text: str
+    drawings: tuple[Drawing, ...]
+
+
+def write(results: Results, target: Path) -> Path:
+    """Write the page to ``target`` and its figures beside it, to ``figures/``."""
+    found = curves(results)
+    sections = _sections(results)
+    static = _static_curves(results, found)
+    html = _render(results, found, sections, static)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for drawing in (*static, *(drawing for section in sections for drawing in section.drawings)):
+        save(drawing, target.parent / "figures")
+    target.write_text(html, encoding="utf-8")
+    return target
+
+
+def _render(
+    results: Results, found: list[Curve], sections: list[Section], static: list[Drawing]
+) -> str:
+    environment = jinja2.Environment(
+        autoescape=True,
+        loader=jinja2.FunctionLoader(_packaged),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.globals.update(svg=lambda drawing: Markup(inline_svg(drawing)))
+    return environment.get_template("page.html.j2").render(
+        results=results,
+        style=Markup(_packaged("page.css")),
+        script=Markup(_packaged("page.js")),
+        data=Markup(embeddable(_curve_data(results, found))),
+        facts=_facts(results),
+        notes=[str(note).rstrip(".") for note in results.environment.get("notes") or ()],
+        summary=words.summary(results),
+        sections=sections,
+        static=static,
+        scores=found,
+        galleries=galleries(results),
+        metrics=_metric_rows(results),
+        commands=_commands(results),
+        environment=_environment(results),
+    )
+
+
+def _packaged(name: str) -> str:
+    return (files("covary.report") / name).read_text(encoding="utf-8")
+
+
+def embeddable(value: Any) -> str:
+    """JSON that may stand within a script element, whatever strings it holds."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _sections(results: Results) -> list[Section]:
+    sections = [
+        Section(
+            "training",
+            "Training",
+            "" if results.history else "No training history was recorded for this run.",
+            tuple(figures.histories(results)) if results.history else (),
+        )
+    ]
+    entropies = [figures.entropy_histogram(results)]
+    if results.is_classification:
+        entropies.append(figures.softmax_histogram(results))
+        text = (
+            "Entropy measures how much the output varies when the noise of the network does. "
+            "Max-softmax is the probability of the predicted class; any network has it. Whatever "
+            "entropy is good for, it has to be held against it."
+        )
+    else:
+        text = "Entropy measures how much the output varies when the noise of the network does."
+        columns = range(results.test.mean.shape[1])
+        entropies += [figures.stddev_histogram(results, column) for column in columns]
+    if results.layers and len(figures.groups(results)) > 1:
+        entropies.append(figures.entropy_by_layer(results))
+    if any(value is not None for values in results.separability.values() for value in values):
+        entropies.append(figures.separability_by_layer(results))
+    sections.append(Section("uncertainty", "Uncertainty", text, tuple(entropies)))
+    if results.is_classification:
+        text = (
+            "If a network says 80%, it should be right four times out of five. This is about the "
+            "probabilities; entropy is not one and has no such scale."
+        )
+        drawings = [figures.reliability(results), figures.accuracy_by_tenth(results)]
+    else:
+        text = (
+            "Predicted standard deviations should be as large as errors turn out to be. They come "
+            "from the noise put into the network, so nothing makes sure that they are."
+        )
+        drawings = _regression_calibration(results)
+    sections.append(Section("calibration", "Calibration", text, tuple(drawings)))
+    return sections
+
+
+def _regression_calibration(results: Results) -> list[Drawing]:
+    """Figures in pairs: of two targets side by side, or two of the only one."""
+    columns = range(results.test.mean.shape[1])
+    predictions = [figures_regression.predicted_against_true(results, i) for i in columns]
+    coverage = [figures_regression.interval_coverage(results)]
+    rest = [figures_regression.residuals(results, i) for i in columns]
+    rest += [figures_regression.spread_against_error(results, i) for i in columns]
+    odd = len(columns) % 2
+    return [*predictions, *coverage, *rest] if odd else [*predictions, *rest, *coverage]
+
+
+def _static_curves(results: Results, found: list[Curve]) -> list[Drawing]:
+    """What stands for the slider on paper."""
+    if results.is_classification:
+        return [figures.risk_coverage(results, found)]
+    return [
+        figures_regression.risk_coverage(results, curve, column)
+        for column, curve in enumerate(found)
+    ]
+
+
+def _curve_data(results: Results, found: list[Curve]) -> dict[str, Any]:
+    """The curves as page.js draws them."""
+    return {
+        "task": results.task,
+        "samples": len(results.test),
+        "foreign": [{"name": part.name, "samples": len(part)} for part in results.foreign],
+        "scores": [
+            {
+                "key": curve.key,
+                "label": curve.label,
+                "rule": curve.rule,
+                "threshold": _plain(curve.threshold),
+                "answered": _plain(curve.answered),
+                "loss": _plain(curve.loss),
+                "foreign": [_plain(answered) for answered in curve.foreign],
+            }
+            for curve in found
+        ],
+    }
+
+
+def _plain(values: Array) -> list[float | int | None]:
+    """JSON knows no infinity; an entropy of minus infinity becomes null."""
+    return [
+        None if isinstance(value, float) and not math.isfinite(value) else value
+        for value in values.tolist()
+    ]
+
+
+def _facts(results: Results) -> list[tuple[str, str]]:
+    """The network and its training in a few words, as far as the configuration says."""
+    test = results.test
+    facts = [("Dataset", results.dataset), ("Test inputs", words.number(len(test)))]
+    if widths := _widths(results):
+        facts.append(("Network", " \N{EN DASH} ".join(map(str, widths))))
+    for key, title in (
+        ("activation", "Activation"),
+        ("noise", "Noise \N{GREEK SMALL LETTER SIGMA}"),
+    ):
+        if (value := _setting(results.config, key)) is not None:
+            listed = value if isinstance(value, list) else [value]
+            facts.append((title, ", ".join(str(item) for item in listed)))
+    trained = _setting(results.config, "covariance")
+    shown = results.covariance
+    if trained is not None and str(trained) != shown:
+        shown = f"{shown} ({trained} in training)"
+    facts.append(("Covariance", shown))
+    seed = _setting(results.config, "seed")
+    if seed is not None:
+        facts.append(("Seed", str(seed)))
+    return [(title, value) for title, value in facts if value]
+
+
+def _widths(results: Results) -> list[int]:
+    """Units of each layer from the input to the output; empty if the configuration has none."""
+    hidden = _setting(results.config, "hidden")
+    shape = _setting(results.config, "input_shape")
+    if not (isinstance(hidden, list) and isinstance(shape, list)):
+        return []
+    return [math.prod(shape), *hidden, results.test.mean.shape[1]]
+
+
+def _setting(config: Mapping[str, Any], key: str) -> Any:
+    """The first setting of this name, in the file or any of its tables; None if there is none."""
+    if key in config and not isinstance(config[key], Mapping):
+        return config[key]
+    tables = (value for value in config.values() if isinstance(value, Mapping))
+    return next((found for table in tables if (found := _setting(table, key)) is not None), None)
+
+
+def _metric_rows(results: Results) -> list[dict[str, Any]]:
+    """A row for each metric: its title, its value for each part, its meaning."""
+    given = dict.fromkeys(name for values in results.metrics.values() for name in values)
+    known = [name for name in words.METRICS if name in given]
+    rows = []
+    for name in [*known, *(name for name in given if name not in known)]:
+        title, meaning = words.title_and_meaning(name)
+        values = [
+            words.metric(name, part[name]) if name in part else ""
+            for part in results.metrics.values()
+        ]
+        rows.append({"name": name, "title": title, "values": values, "meaning": meaning})
+    return rows
+
+
+def _commands(results: Results) -> list[str]:
+    """What to type to get this run and its evaluation again."""
+    commands = [results.environment.get("command"), results.evaluation.get("command")]
+    written = [
+        shlex.join(map(str, command)) if isinstance(command, list) else str(command)
+        for command in commands
+        if command
+    ]
+    return list(dict.fromkeys(written))  # a script may have done both at once
+
+
+def _environment(results: Results) -> list[tuple[str, str]]:
+    """Where and with what the run was made, nested entries in a line each."""
+    shown = ("command", "notes")  # elsewhere on the page
+    rows = dict(_flat({k: v for k, v in results.environment.items() if k not in shown}))
+    for key in ("versions", "git_commit", "platform", "seed"):
+        for name, value in _flat({key: results.evaluation.get(key)}):
+            if rows.get(name, value) != value:
+                name = f"{name} (evaluation)"
+            rows[name] = value
+    return [(name, value) for name, value in rows.items() if value]
+
+
+def _flat(entries: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in entries.items():
+        name = f"{prefix}{key}".replace("_", " ").removeprefix("versions ")
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{name} ")
+        elif value is None:
+            continue
+        elif isinstance(value, list):
+            yield name, ", ".join(map(str, value))
+        elif key == "seconds" and isinstance(value, (int, float)):
+            yield "duration", f"{value:,.1f} s"
+        elif key == "started" and isinstance(value, str):
+            yield name, _moment(value)
+        else:
+            yield name, str(value)
+
+
+def _moment(text: str) -> str:
+    try:
+        return datetime.fromisoformat(text).strftime("%d %B %Y, %H:%M %Z").strip().lstrip("0")
+    except ValueError:
+        return text

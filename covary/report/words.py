@@ -1,0 +1,242 @@
+"""Numbers as a reader expects them, sentences made of them, and what each metric means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from covary.report.reading import Results
+
+MINUS = "\N{MINUS SIGN}"
+NOTHING = "\N{EN DASH}"
+
+# name -> (title, what it means)
+METRICS = {
+    "samples": ("Inputs", "How many inputs the other numbers of the column are taken over."),
+    "accuracy": ("Accuracy", "The part of the inputs whose predicted class is the true one."),
+    "nll": (
+        "Negative log-likelihood",
+        "Minus the logarithm of the probability given to the true class, on average, in nats. "
+        "Lower is better; one confident mistake costs much.",
+    ),
+    "brier": (
+        "Brier score",
+        "Squared distance of the probabilities from the truth, from 0 (best) to 2.",
+    ),
+    "ece": (
+        "Calibration error (ECE)",
+        "How far the probability of the predicted class is from the accuracy, on average over "
+        "bins of inputs. 0 is best.",
+    ),
+    "entropy": ("Mean entropy", "Entropy of the output covariance, in nats, on average."),
+    "entropy_right": (
+        "Mean entropy, right",
+        "Entropy of the output covariance where the prediction is right, in nats.",
+    ),
+    "entropy_wrong": (
+        "Mean entropy, wrong",
+        "The same where the prediction is wrong. It should be higher.",
+    ),
+    "auroc_entropy": (
+        "AUROC of entropy",
+        "The chance that entropy is higher on a wrong prediction than on a right one (on a "
+        "foreign input than on a test input). 0.5 is a coin toss, 1 is perfect.",
+    ),
+    "auroc_max_softmax": (
+        "AUROC of max-softmax",
+        "The same for the probability of the predicted class, which needs no covariance: what "
+        "entropy has to be compared with.",
+    ),
+    "aurc_entropy": (
+        "AURC of entropy",
+        "Error rate among the answered inputs, averaged over how many are answered, the lowest "
+        "entropy first. Lower is better.",
+    ),
+    "aurc_max_softmax": (
+        "AURC of max-softmax",
+        "The same, the largest probability first.",
+    ),
+    "rmse": (
+        "RMSE",
+        "Root of the mean squared error, in units of the target. Lower is better.",
+    ),
+    "mae": ("Mean absolute error", "In units of the target. Lower is better."),
+    "log_likelihood": (
+        "Log-likelihood",
+        "Logarithm of the predicted Gaussian density at the truth, on average, in nats. Higher is "
+        "better.",
+    ),
+    "coverage_50": ("Coverage of 50% intervals", "How many hold the truth. It should be 50%."),
+    "coverage_90": ("Coverage of 90% intervals", "How many hold the truth. It should be 90%."),
+    "coverage_95": ("Coverage of 95% intervals", "How many hold the truth. It should be 95%."),
+    "width_90": (
+        "Width of 90% intervals",
+        "On average, in units of the target. Narrower is better if the coverage is right.",
+    ),
+    "spearman_error": (
+        "Rank correlation of error and stddev",
+        "Whether larger predicted standard deviations come with larger errors: 1 if always, 0 if "
+        "there is no relation.",
+    ),
+}
+_SHARES = {"accuracy", "coverage_50", "coverage_90", "coverage_95"}
+
+
+def number(value: Any) -> str:
+    """A number with four significant digits, or a dash where there is none.
+
+    Examples:
+        >>> number(1234567), number(0.051234), number(3.0)
+        ('1,234,567', '0.05123', '3.000')
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return NOTHING
+    if isinstance(value, (list, tuple)):
+        return ", ".join(number(item) for item in value)
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        text = f"{int(value):,}"
+    elif isinstance(value, (float, np.floating)):
+        size = abs(float(value))
+        if value == 0 or 1e-3 <= size < 1e5:
+            decimals = 3 if size == 0 else max(0, 3 - math.floor(math.log10(size)))
+            text = f"{float(value):,.{min(decimals, 5)}f}"
+        else:
+            text = f"{float(value):.3g}".replace("e-0", "e-").replace("e+0", "e")
+    else:
+        return str(value)
+    return text.replace("-", MINUS)
+
+
+def plus_minus(mean: float, stddev: float) -> str:
+    """A prediction with its standard deviation, to two digits of the latter.
+
+    Examples:
+        >>> plus_minus(21.0731, 0.7366), plus_minus(1234.6, 250.0)
+        ('21.07 ± 0.74', '1,235 ± 250')
+    """
+    if not (math.isfinite(stddev) and stddev > 0):
+        return f"{number(mean)} \N{PLUS-MINUS SIGN} {number(stddev)}"
+    decimals = max(0, 1 - math.floor(math.log10(stddev)))
+    text = f"{mean:,.{decimals}f} \N{PLUS-MINUS SIGN} {stddev:,.{decimals}f}"
+    return text.replace("-", MINUS)
+
+
+def percent(part: float, whole: float = 1.0, *, decimals: int = 1) -> str:
+    """``part`` of ``whole``; never says 100% (or 0%) of what is not quite all (or nothing).
+
+    Examples:
+        >>> percent(9712, 10000), percent(9999, 10000), percent(1, 1), percent(1, 10**6)
+        ('97.1%', '>99.9%', '100%', '<0.1%')
+    """
+    if not whole or math.isnan(part):
+        return NOTHING
+    share = 100 * part / whole
+    if share in (0, 100):
+        return f"{share:.0f}%"
+    least = 10**-decimals
+    if share > 100 - least / 2:
+        return f">{100 - least:.{decimals}f}%"
+    if share < least / 2:
+        return f"<{least:.{decimals}f}%"
+    return f"{share:.{decimals}f}%"
+
+
+def short(text: str, limit: int = 26) -> str:
+    """A name that fits into a figure."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def metric(name: str, value: Any) -> str:
+    """The value of a metric, as a percentage if it is a share of inputs."""
+    if name in _SHARES and isinstance(value, (int, float)):
+        return percent(float(value), decimals=2)
+    return number(value)
+
+
+def title_and_meaning(name: str) -> tuple[str, str]:
+    """Of a metric; a metric that is not known has its name as a title."""
+    return METRICS.get(name, (name.replace("_", " "), ""))
+
+
+def summary(results: Results) -> list[str]:
+    """What was found, in sentences."""
+    return _classified(results) if results.is_classification else _regressed(results)
+
+
+def _classified(results: Results) -> list[str]:
+    metrics, test = results.metrics.get("test", {}), results.test
+    right, samples = int(test.right.sum()), len(test)
+    sentences = []
+    if right == samples:
+        sentences.append(
+            f"All {number(samples)} test inputs are right, so nothing can be said about telling "
+            "mistakes from right answers."
+        )
+    else:
+        sentences.append(
+            f"{number(right)} of {number(samples)} test inputs are right "
+            f"({percent(right, samples)})."
+        )
+    if right not in (0, samples):
+        finite = np.isfinite(test.entropy)
+        wrong, fine = (test.entropy[finite & chosen] for chosen in (~test.right, test.right))
+        higher = wrong.size and fine.size and wrong.mean() > fine.mean()
+        sentences.append(
+            f"Entropy of wrong predictions is {'higher' if higher else 'not higher'} than of right "
+            f"ones on average: {_aurocs(metrics)}."
+        )
+    sentences += [
+        f"Telling {part.name} from the test inputs: {_aurocs(results.metrics.get(part.name, {}))}."
+        for part in results.foreign
+    ]
+    return sentences
+
+
+def _aurocs(metrics: Mapping[str, Any]) -> str:
+    entropy, softmax = metrics.get("auroc_entropy"), metrics.get("auroc_max_softmax")
+    return f"AUROC {_two(entropy)} by entropy, {_two(softmax)} by max-softmax"
+
+
+def _two(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.2f}"
+
+
+def _regressed(results: Results) -> list[str]:
+    metrics, test = results.metrics.get("test", {}), results.test
+    rmse = [
+        f"{number(float(np.sqrt((test.error[:, column] ** 2).mean())))} for "
+        f"{results.target_name(column)}"
+        for column in range(test.mean.shape[1])
+    ]
+    sentences = [f"The RMSE on {number(len(test))} test inputs is {' and '.join(rmse)}."]
+    coverage = metrics.get("coverage_90")
+    if isinstance(coverage, float):
+        # Two standard errors of a share that is 90% in truth: what chance alone explains.
+        slack = 2 * math.sqrt(0.9 * 0.1 / test.error.size)
+        verdict = (
+            "too narrow"
+            if coverage < 0.9 - slack
+            else "too wide"
+            if coverage > 0.9 + slack
+            else "about as they should"
+        )
+        hold = f"Intervals meant to hold 90% of the targets hold {percent(coverage)}"
+        sentences.append(
+            f"{hold}, {verdict}." if "should" in verdict else f"{hold}: they are {verdict}."
+        )
+    rank = metrics.get("spearman_error")
+    if isinstance(rank, float):
+        sentences.append(
+            "Rank correlation of the predicted standard deviation with the size of the error: "
+            f"{rank:.2f}".replace("-", MINUS)
+            + "."
+        )
+    sentences += [
+        f"Telling {part.name} from the test inputs: AUROC {_two(found)} by entropy."
+        for part in results.foreign
+        if (found := results.metrics.get(part.name, {}).get("auroc_entropy")) is not None
+    ]
+    return sentences

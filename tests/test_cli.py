@@ -1,0 +1,239 @@
+"""The command line, as a person and as a program uses it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from covary.cli import app
+from covary.cli import train as train_command
+
+QUICK = ["--hidden", "8", "--epochs", "2"]
+
+
+def covary(*arguments: object, code: int = 0) -> str:
+    """Run a command in this process; its output, errors included."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def process(*arguments: object, **more) -> subprocess.Popen[str]:
+    """Run a command in a process of its own, on one thread so that sums come out alike."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "covary", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        **more,
+    )
+
+
+def finished(running: subprocess.Popen[str], code: int = 0) -> str:
+    out, err = running.communicate(timeout=300)
+    assert running.returncode == code, err
+    return out
+
+
+def write_table(path: Path, rows: int = 60, seed: int = 0) -> Path:
+    rng = np.random.default_rng(seed)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["size", "district", "price", "sold"])
+        for size in rng.uniform(30, 200, rows):
+            district = rng.choice(["north", "south"])
+            price = 1000 * size * (2 if district == "north" else 1) * rng.normal(1, 0.1)
+            writer.writerow([round(size, 1), district, round(price), rng.choice(["yes", "no"])])
+    return path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [],
+        ["train"],
+        ["evaluate"],
+        ["report"],
+        ["demo"],
+        ["data"],
+        ["data", "list"],
+        ["data", "fetch"],
+    ],
+    ids=" ".join,
+)
+def test_every_command_has_help_with_an_example(command):
+    text = covary(*command, "--help")
+    assert "covary" in text
+    if command and command != ["data"]:
+        assert "Example" in text
+
+
+def test_from_data_to_page(tmp_path):
+    run = tmp_path / "run"
+    covary("train", "digits", "--out", run, *QUICK)
+    table = covary("evaluate", run)
+    assert "accuracy" in table
+    assert "max-softmax" in table
+    covary("report", run)
+    assert (run / "report.html").stat().st_size > 10_000
+
+
+def test_a_table_of_ones_own(tmp_path):
+    table, run = write_table(tmp_path / "houses.csv"), tmp_path / "run"
+    said = covary("train", table, "--target", "price", "--out", run, *QUICK)
+    assert "Regression" in said
+    assert "rmse" in covary("evaluate", run, "--json")
+    foreign = write_table(tmp_path / "other.csv", seed=1)
+    parts = json.loads(covary("evaluate", run, "--ood", foreign, "--json"))["parts"]
+    assert parts["other.csv"]["samples"] == 60
+    said = covary("train", table, "--target", "sold", "--out", tmp_path / "sold", *QUICK)
+    assert "Classification" in said
+
+
+def test_a_report_evaluates_first_if_nobody_did(tmp_path):
+    covary("train", "diabetes", "--out", tmp_path / "run", *QUICK)
+    said = covary("report", tmp_path / "run")
+    assert "measuring it on its test data first" in said
+    assert (tmp_path / "run" / "evaluation.json").exists()
+
+
+def test_json_is_json_and_nothing_else(tmp_path):
+    out = finished(process("train", "two-moons", "--out", tmp_path / "run", "--json", *QUICK))
+    assert len(json.loads(out)["epochs"]) == 2
+    out = finished(process("evaluate", tmp_path / "run", "--json"))
+    assert 0.5 < json.loads(out)["parts"]["test"]["accuracy"] <= 1
+    listed = json.loads(finished(process("data", "list", "--json")))
+    assert {"digits", "mnist", "yacht"} <= {row["name"] for row in listed}
+
+
+def test_dry_run_prints_the_whole_configuration_and_does_nothing(tmp_path):
+    text = covary("train", "quadrants", "--lr", "0.25", "--out", tmp_path / "run", "--dry-run")
+    assert "lr = 0.25" in text
+    assert "hidden = [64, 32, 16, 8]" in text
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "mnits"], "Did you mean 'mnist'"),
+        (["train", "digits", "--noise", "-1"], "noise"),
+        (["train", "digits", "--noise", "0.1,0.2"], "one noise for all layers or 4 of them"),
+        (["train", "digits", "--hidden", "8,x"], "list of numbers"),
+        (["train", "digits", "--activation", "rleu"], "relu"),
+        (["train", "digits", "--covariance", "none"], "full, diagonal, shared"),
+        (["train", "digits", "--optimizer", "sgd"], "adam, adamw"),
+        (["train", "digits", "--epochs", "-3"], "epochs"),
+        (["train", "digits", "--validation", "1.5"], "fraction"),
+        (["train", "digits", "--seed", "-1"], "seed"),
+        (["train"], "Missing argument"),
+        (["evaluate"], "Missing argument"),
+        (["nonsense"], "No such command"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_use_is_exit_code_2(arguments, words):
+    said = " ".join(covary(*arguments, code=2).replace("│", " ").split())
+    assert words in said
+    assert "Traceback" not in said
+
+
+def test_failure_is_one_sentence_and_exit_code_1(tmp_path):
+    for arguments, words in (
+        (["evaluate", tmp_path], "holds no run"),
+        (["report", tmp_path], "holds no run"),
+        (["train", tmp_path / "no.csv", "--target", "y"], "no.csv"),
+        (["train", write_table(tmp_path / "t.csv"), "--target", "prize"], "price"),
+        (["train", tmp_path / "t.csv"], "--target NAME"),
+        (["train", "digits", "--target", "y"], "for tables"),
+    ):
+        said = covary(*arguments, code=1)
+        assert said.startswith("error: ")
+        assert words in said
+        assert "Traceback" not in said
+
+
+def test_debug_shows_the_traceback(tmp_path):
+    result = CliRunner().invoke(app, ["evaluate", str(tmp_path), "--debug"])
+    assert result.exit_code == 1
+    assert type(result.exception).__name__ == "RunError"
+
+
+def test_demo_is_the_three_commands(tmp_path):
+    said = covary("demo", "--out", tmp_path / "demo", "--epochs", "1")
+    for command in ("covary train digits", "covary evaluate", "covary report"):
+        assert f"$ {command}" in said
+    assert (tmp_path / "demo" / "report.html").as_uri() in said.replace("\n", "")
+    assert train_command.train.__name__ == "train"
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model.safetensors")
+
+
+SLOWLY = ["two-moons", "--hidden", "8", "--epochs", "60", "--dropout", "0.1"]
+
+
+def test_a_killed_run_resumes_to_the_same_weights(tmp_path):
+    """kill -9 of a real process, twice, at moments that nobody chose."""
+    finished(process("train", *SLOWLY, "--out", tmp_path / "whole"))
+    for rows in (2, 20):
+        running = process("train", *SLOWLY, "--out", tmp_path / "cut", "--resume")
+        log = tmp_path / "cut" / "metrics.jsonl"
+        while not log.exists() or log.read_text().count("\n") < rows:
+            assert running.poll() is None, running.communicate()
+            time.sleep(0.005)
+        running.send_signal(signal.SIGKILL)
+        running.communicate()
+    finished(process("train", *SLOWLY, "--out", tmp_path / "cut", "--resume"))
+    whole, cut = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    for name in whole:
+        torch.testing.assert_close(cut[name], whole[name], rtol=0, atol=0)
+    epochs = [json.loads(line)["epoch"] for line in log.read_text().splitlines()]
+    assert epochs == list(range(1, 61))
+
+
+def test_ctrl_c_leaves_a_run_to_resume(tmp_path):
+    running = process("train", *SLOWLY, "--out", tmp_path / "run")
+    log = tmp_path / "run" / "metrics.jsonl"
+    while not log.exists():
+        assert running.poll() is None, running.communicate()
+        time.sleep(0.005)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "--resume" in said
+    assert "Traceback" not in said
+    assert (tmp_path / "run" / "checkpoint.safetensors").exists()
+
+
+def test_two_processes_give_the_loss_of_one(tmp_path):
+    """DDP on two CPU processes against one process on the same batches (the last is uneven)."""
+    command = ["train", "digits", "--covariance", "full", "--hidden", "12", "--epochs", "3"]
+    command += ["--accelerator", "cpu", "--activation", "relu"]
+    one = finished(process(*command, "--out", tmp_path / "one", "--json"))
+    two = finished(
+        process(
+            *command, "--devices", "2", "--strategy", "ddp", "--out", tmp_path / "two", "--json"
+        )
+    )
+    losses = [[row["loss"] for row in json.loads(out)["epochs"]] for out in (one, two)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    single, double = weights(tmp_path / "one"), weights(tmp_path / "two")
+    for name in single:
+        torch.testing.assert_close(double[name], single[name], rtol=1e-3, atol=1e-4)
+    environment = json.loads((tmp_path / "two" / "environment.json").read_text())
+    assert environment["processes"] == 2

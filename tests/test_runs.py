@@ -1,0 +1,245 @@
+"""Runs: what is in their folder, that it is enough to repeat them, and what they measure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+import covary
+from covary.data import DataError, Dataset
+from covary.runs import DataConfig, ModelConfig, Run, RunConfig, RunError, evaluate
+from covary.runs.evaluation import layer_names
+from covary.runs.training import load_data, resolve, train
+from covary.training import TrainingConfig
+from covary.uncertainty import metrics
+
+QUICK = {"epochs": 3, "hidden": (12, 8), "batch_size": 128}
+
+
+def trained(path, name: str, **chosen) -> Run:
+    config = DataConfig(name=name)
+    dataset, schema = load_data(config)
+    run = Run(path)
+    train(resolve(config, dataset, QUICK | chosen), dataset, run, schema=schema)
+    return run
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory) -> Run:
+    run = trained(tmp_path_factory.mktemp("runs") / "digits", "digits", activation="relu", epochs=6)
+    evaluate(run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def regressor(tmp_path_factory) -> Run:
+    run = trained(tmp_path_factory.mktemp("runs") / "diabetes", "diabetes", epochs=30)
+    evaluate(run)
+    return run
+
+
+def test_the_folder_holds_all_that_made_the_run(classifier):
+    names = {path.name for path in classifier.path.iterdir()}
+    assert {
+        "config.toml",
+        "environment.json",
+        "metrics.jsonl",
+        "checkpoint.safetensors",
+        "model.safetensors",
+        "evaluation.json",
+        "predictions.npz",
+    } <= names
+    environment = json.loads((classifier.path / "environment.json").read_text())
+    assert environment["versions"]["torch"] == torch.__version__
+    assert environment["seed"] == 0
+    assert {"git_commit", "command", "training_samples"} <= environment.keys()
+    assert RunConfig.from_toml(classifier.config_path) == classifier.config()
+
+
+def test_a_configuration_survives_its_file(tmp_path):
+    config = RunConfig(
+        data=DataConfig(name='a, "b".csv', target=("x", "y'"), drop=("π",), delimiter="\t"),
+        model=ModelConfig(hidden=(3,), noise=(0.1, 0.0), input_shape=(4,), outputs=2),
+        training=TrainingConfig(lr=1e-7),
+    )
+    path = tmp_path / "config.toml"
+    path.write_text(config.to_toml(), encoding="utf-8")
+    assert RunConfig.from_toml(path) == config
+    path.write_text("data = 3")
+    with pytest.raises(ValueError, match=r"config\.toml is not the configuration of a run"):
+        RunConfig.from_toml(path)
+
+
+def test_a_trained_network_takes_raw_data_and_gives_raw_units(regressor):
+    dataset, _ = load_data(DataConfig(name="diabetes"))
+    out = regressor.network()(dataset.x_test)
+    error = (out.mean - dataset.y_test).square().mean().sqrt()
+    spread = dataset.y_test.std()
+    assert 0.4 * spread < error < spread  # better than guessing the average, in the target's units
+
+
+def test_numbers_are_those_of_the_network(classifier):
+    dataset, _ = load_data(DataConfig(name="digits"))
+    net = covary.with_covariance(classifier.network(), "full")
+    with torch.no_grad():
+        out = net(dataset.x_test)
+    wrong = (out.mean.argmax(-1) != dataset.y_test).numpy()
+    found = json.loads(classifier.evaluation_path.read_text())["parts"]["test"]
+    assert found["accuracy"] == pytest.approx(1 - wrong.mean())
+    expected = roc_auc_score(wrong, out.entropy().numpy())
+    assert found["auroc_entropy"] == pytest.approx(expected, abs=1e-3)
+    stored = np.load(classifier.predictions_path, allow_pickle=False)
+    np.testing.assert_allclose(stored["test/mean"], out.mean, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(stored["test/variance"], out.variance, rtol=1e-3)
+
+
+def test_layers_are_measured_on_some_of_each_kind(classifier):
+    evaluation = json.loads(classifier.evaluation_path.read_text())
+    stored = np.load(classifier.predictions_path, allow_pickle=False)
+    entropy, label = stored["test/layer_entropy"], stored["test/label"]
+    assert evaluation["layers"] == ["activation1", "activation2", "linear3"]
+    measured = ~np.isnan(entropy[:, 0])
+    wrong = stored["test/mean"].argmax(1) != label
+    assert measured[wrong].all()
+    np.testing.assert_allclose(
+        entropy[measured, -1], stored["test/entropy"][measured], rtol=1e-3, atol=1e-3
+    )
+    expected = metrics.separability(entropy[wrong & measured, 1], entropy[~wrong & measured, 1])
+    assert evaluation["separability"]["test"][1] == pytest.approx(expected)
+
+
+def test_the_gallery_has_the_most_and_least_certain(classifier):
+    stored = np.load(classifier.predictions_path, allow_pickle=False)
+    order = np.argsort(stored["test/entropy"], kind="stable")
+    assert {*order[:12], *order[-12:]} <= set(stored["test/input_index"])
+    dataset, _ = load_data(DataConfig(name="digits"))
+    np.testing.assert_array_equal(
+        stored["test/input"], dataset.x_test[stored["test/input_index"]].numpy()
+    )
+
+
+def test_regression_is_measured_in_the_targets_units(regressor):
+    found = json.loads(regressor.evaluation_path.read_text())["parts"]["test"]
+    stored = np.load(regressor.predictions_path, allow_pickle=False)
+    gap = stored["test/target"] - stored["test/mean"]
+    assert found["rmse"] == pytest.approx(np.sqrt((gap**2).mean()))
+    var = stored["test/variance"].astype(float)
+    expected = -0.5 * (gap**2 / var + np.log(2 * np.pi * var))
+    assert found["log_likelihood"] == pytest.approx(expected.mean(), rel=1e-4)
+    assert 0 <= found["coverage_50"] <= found["coverage_90"] <= found["coverage_95"] <= 1
+
+
+def test_foreign_data_of_the_same_shape(classifier, monkeypatch):
+    dataset, _ = load_data(DataConfig(name="digits"))
+    foreign = replace(dataset, name="noise", x_test=torch.randint(0, 256, (300, 1, 8, 8)).byte())
+    monkeypatch.setattr(
+        covary.data, "load", lambda name, **_: foreign if name == "noise" else dataset
+    )
+    evaluation = evaluate(classifier, ood=["noise"])
+    assert evaluation["parts"]["noise"]["samples"] == 300
+    stored = np.load(classifier.predictions_path, allow_pickle=False)
+    expected = metrics.auroc(stored["noise/entropy"], stored["test/entropy"])
+    assert evaluation["parts"]["noise"]["auroc_entropy"] == pytest.approx(expected)
+    assert "noise/label" not in stored
+    assert len(evaluation["separability"]["noise"]) == 3
+    with pytest.raises(DataError, match="named twice"):
+        evaluate(classifier, ood=["noise", "noise"])
+
+
+def test_foreign_data_of_another_shape_are_refused(classifier):
+    with pytest.raises(DataError, match=r"shape \(2,\), the network takes \(1, 8, 8\)"):
+        evaluate(classifier, ood=["two-moons"])
+    with pytest.raises(DataError, match="is a table"):
+        evaluate(classifier, ood=["other.csv"])
+
+
+def test_a_folder_with_a_run_is_not_touched_unasked(classifier):
+    dataset, _ = load_data(DataConfig(name="digits"))
+    config, before = classifier.config(), classifier.model_path.read_bytes()
+    with pytest.raises(RunError, match="holds a run already"):
+        train(config, dataset, classifier)
+    other = replace(config, training=replace(config.training, lr=0.5))
+    with pytest.raises(RunError, match=r"training\.lr: 0\.5, not 0\.002"):
+        train(other, dataset, classifier, resume=True)
+    assert train(config, dataset, classifier, resume=True) == []
+    assert classifier.model_path.read_bytes() == before
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    dataset, _ = load_data(DataConfig(name="digits"))
+    config = resolve(DataConfig(name="digits"), dataset, QUICK)
+    for overwrite in (False, True):
+        with pytest.raises(RunError, match="not empty and holds no run"):
+            train(config, dataset, Run(tmp_path), overwrite=overwrite)
+
+
+def test_more_epochs_of_a_run_equal_a_longer_run(tmp_path):
+    short = trained(tmp_path / "short", "two-moons", epochs=2)
+    long = trained(tmp_path / "long", "two-moons", epochs=4)
+    dataset, _ = load_data(DataConfig(name="two-moons"))
+    train(long.config(), dataset, short, resume=True)
+    assert short.model_path.read_bytes() == long.model_path.read_bytes()
+    assert short.metrics_path.read_text().count("\n") == 4
+
+
+def test_what_is_no_run_is_said(tmp_path, classifier):
+    with pytest.raises(RunError, match="holds no run"):
+        Run(tmp_path).network()
+    Run(tmp_path).path.joinpath("config.toml").write_text(classifier.config_path.read_text())
+    with pytest.raises(RunError, match="has no weights yet"):
+        Run(tmp_path).network()
+    (tmp_path / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="not a readable safetensors file"):
+        Run(tmp_path).network()
+
+
+def test_weights_of_another_network_are_refused(tmp_path, classifier, regressor):
+    (tmp_path / "config.toml").write_text(classifier.config_path.read_text())
+    (tmp_path / "model.safetensors").write_bytes(regressor.model_path.read_bytes())
+    with pytest.raises(RunError, match="does not fit"):
+        Run(tmp_path).network()
+
+
+def test_a_set_without_a_training_part_is_refused():
+    empty = torch.empty(0, 1, 8, 8, dtype=torch.uint8)
+    dataset = Dataset(
+        name="notmnist",
+        task="classification",
+        x=empty,
+        y=torch.empty(0, dtype=torch.int64),
+        x_test=torch.zeros(5, 1, 8, 8, dtype=torch.uint8),
+        y_test=torch.zeros(5, dtype=torch.int64),
+    )
+    with pytest.raises(DataError, match=r"no training part.*--ood notmnist"):
+        resolve(DataConfig(name="notmnist"), dataset, {})
+
+
+def test_presets_are_those_of_the_paper():
+    dataset, _ = load_data(DataConfig(name="quadrants"))
+    config = resolve(DataConfig(name="quadrants"), dataset, {})
+    assert config.model.widths == [2, 64, 32, 16, 8, 2]
+    assert config.model.noise == (0.5,)
+    assert (config.training.epochs, config.training.batch_size) == (20, 128)
+    assert (config.training.lr, config.training.weight_decay) == (5e-4, 1e-5)
+
+
+def test_double_precision_and_augmentation(tmp_path):
+    config = DataConfig(name="digits", augment=True)
+    dataset, _ = load_data(config)
+    run = Run(tmp_path)
+    history = train(resolve(config, dataset, QUICK | {"precision": "64-true"}), dataset, run)
+    assert history[-1]["loss"] < history[0]["loss"]
+    moons = DataConfig(name="two-moons", augment=True)
+    dataset, _ = load_data(moons)
+    with pytest.raises(DataError, match="for images"):
+        train(resolve(moons, dataset, QUICK), dataset, Run(tmp_path / "moons"))
+
+
+def test_layer_names():
+    assert layer_names(covary.mlp([3, 4, 5, 2])) == ["activation1", "activation2", "linear3"]
