@@ -58,7 +58,7 @@ def log_determinant(matrix: Tensor, rtol: float) -> tuple[Tensor, Tensor]:
     value = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     rank = torch.full_like(info, n, dtype=torch.int64)
     if rest.numel():
-        eigenvalues = torch.linalg.eigvalsh(flat[rest])
+        eigenvalues = torch.linalg.eigvalsh(_without_dust(flat[rest]))
         rest_value, rest_rank = spectrum_log_determinant(eigenvalues, rtol)
         value = value.index_put((rest,), rest_value)
         rank = rank.index_put((rest,), rest_rank)
@@ -73,7 +73,7 @@ def root(matrix: Tensor) -> Tensor:
     factor, info = torch.linalg.cholesky_ex(flat)
     failed = info.nonzero()[:, 0]
     if failed.numel():
-        eigenvalues, vectors = torch.linalg.eigh(flat[failed])
+        eigenvalues, vectors = torch.linalg.eigh(_without_dust(flat[failed]))
         # Round-off leaves a zero eigenvalue slightly to either side of zero.
         scales = eigenvalues.clamp(min=0).sqrt()
         factor = factor.index_put((failed,), vectors * scales[:, None, :])
@@ -88,6 +88,17 @@ def _finite(matrices: Tensor) -> tuple[Tensor, Tensor]:
     finite = torch.isfinite(matrices).all(-1).all(-1)
     eye = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
     return torch.where(finite[:, None, None], matrices, eye), finite
+
+
+def _without_dust(matrices: Tensor) -> Tensor:
+    """(B, n, n) without elements that are nothing beside the largest of their matrix.
+
+    Dead units leave subnormal numbers in a covariance, and with those in it LAPACK's iteration for
+    eigenvalues may not converge. Elements below eps^2 move no eigenvalue by more than n eps^2.
+    """
+    largest = matrices.abs().amax((-2, -1), keepdim=True)
+    negligible = largest * torch.finfo(matrices.dtype).eps ** 2
+    return torch.where(matrices.abs() > negligible, matrices, 0.0)
 
 
 def in_chunks(compute: Callable[[slice], Tensor], batch: int, weight: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import covary
+from covary import linalg
 from covary.covariance import Diagonal, Full, Independent, Isotropic, Shared
 from covary.moments import Moments
 
@@ -251,3 +252,18 @@ def test_moments_pickle():
     again = pickle.loads(pickle.dumps(Moments(out.mean.detach(), out.cov)))
     assert torch.equal(again.mean, out.mean)
     assert torch.equal(again.covariance_matrix, out.covariance_matrix)
+
+
+def test_dead_units_leave_no_dust_for_the_eigenvalues():
+    """Subnormal numbers beside ordinary ones, which can keep LAPACK from converging."""
+    scales = torch.logspace(0, -22, 60)
+    factor = torch.randn(60, 60, generator=torch.Generator().manual_seed(0))
+    matrix = (factor @ factor.mT / 60) * scales[:, None] * scales
+    assert ((matrix != 0) & (matrix.abs() < torch.finfo(torch.float32).tiny)).any()
+    kept = linalg._without_dust(matrix[None])
+    assert not ((kept != 0) & (kept.abs() < 1e-15)).any()
+    value, rank = linalg.log_determinant(matrix[None], 1e-6)
+    exact = torch.linalg.eigvalsh(matrix.double())
+    expected, expected_rank = linalg.spectrum_log_determinant(exact, 1e-6)
+    assert rank.item() == expected_rank.item()
+    torch.testing.assert_close(value[0].double(), expected, rtol=1e-3, atol=1e-2)

@@ -29,7 +29,7 @@ Arrays = dict[str, np.ndarray]
 Progress = Callable[[Sequence[Any], str], Iterator[Any]]
 _BATCH = 128
 # The entropy of a wide hidden layer takes its eigenvalues: for so many samples, not for all.
-LAYER_SAMPLES = 1000
+LAYER_SAMPLES = 500
 # Inputs that the report shows, of each of four kinds.
 _GALLERY = 12
 

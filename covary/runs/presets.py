@@ -7,7 +7,7 @@ from typing import Any
 from covary.data import Dataset
 
 # From the paper's appendix: networks, noise, and how long they train. Widths of the hidden layers.
-_PAPER_IMAGES = {"hidden": (392, 196, 96, 48, 24), "epochs": 50, "lr": 5e-4, "weight_decay": 1e-3}
+_PAPER_IMAGES = {"hidden": (392, 196, 96, 48, 24), "epochs": 50, "lr": 5e-4, "weight_decay": 1e-4}
 _PAPER_UCI = {
     "hidden": (50,),
     "noise": (0.3, 0.0),
