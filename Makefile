@@ -20,7 +20,7 @@ help:
 	@echo "make test       run the fast tests (make test-slow: the slow ones)"
 	@echo "make setup      create .venv with everything in it; the others do so when it is not there"
 	@echo "make lint       ruff and mypy (make format: let ruff rewrite)"
-	@echo "make bench      measure speed and memory as ratios, save results/bench.json"
+	@echo "make bench      measure speed and memory as ratios: steps, epochs, replicas, a large table"
 	@echo "make results    run the demo and measure accuracy against sampling, save results/*.json"
 	@echo "make docs       build the documentation into site/"
 	@echo "make clean      remove .venv and everything generated"
@@ -69,9 +69,11 @@ bench: setup
 	@mkdir -p out
 	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-quiet --benchmark-json=out/bench.json -m '' -q
 	$(BIN)/python -m benchmarks.summary out/bench.json
+	$(BIN)/python -m benchmarks.training
+	$(BIN)/python -m benchmarks.replicas
 
 results: setup
-	$(BIN)/python examples/digits.py --out results
+	$(BIN)/python -m benchmarks.demo
 	$(BIN)/python -m benchmarks.against_sampling
 	$(BIN)/python -m benchmarks.quadrature_accuracy
 

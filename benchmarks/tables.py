@@ -93,8 +93,50 @@ def demo() -> str:
     )
 
 
+def training() -> str:
+    measured = load("training")
+    epochs = measured["epoch over plain"]
+    outside = measured["outside forward, backward and optimizer"]
+    table = measured["table"]
+    rows = [
+        [f"epoch, {kind} covariance, over that of the plain network", f"{epochs[kind]:.1f}"]
+        for kind in ("diagonal", "shared", "full")
+    ]
+    rows += [
+        [f"time outside forward, backward and optimizer, {kind}", percent(outside[kind])]
+        for kind in ("shared", "full")
+    ]
+    size = f"csv of {table['rows']:,} rows, {table['columns']} columns"
+    rows.append([f"{size}: peak memory", f"{table['peak memory of the process, MB']:,} MB"])
+    rows.append([f"{size}: rows per second, training", f"{table['rows per second, training']:,}"])
+    rows.append(
+        [
+            f"{size}: rows per second, file to trained network",
+            f"{table['rows per second, from file to trained']:,}",
+        ]
+    )
+    return markdown(["training loop", "measured"], rows)
+
+
+def replicas() -> str:
+    return markdown(
+        ["UCI set", "splits", "times faster together", "largest difference of predictions"],
+        [
+            [
+                row["dataset"],
+                str(row["splits"]),
+                f"{row['times faster']:.1f}",
+                f"{max(row['difference of means'], row['difference of stddevs']):.0e} deviations",
+            ]
+            for row in load("replicas")
+        ],
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "demo": demo,
+    "training": training,
+    "replicas": replicas,
     "speed": speed,
     "speed by width": lambda: growth("width"),
     "speed by batch": lambda: growth("batch"),

@@ -71,9 +71,17 @@ def tail(z: Tensor) -> Tail:
     return Tail(a, density, density * g0, density * g1, density * twice_g2)
 
 
+def below(z: Tensor, beyond: Tail) -> Tensor:
+    """P(x < z) for a standard normal x, from the tail beyond |z|; of z, its sign counts alone."""
+    # |1 - mass| or |0 - mass|. A torch.where on signs that come at random is far slower: no
+    # processor guesses them.
+    return ((z > 0).to(beyond.mass.dtype) - beyond.mass).abs()
+
+
 def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
     """Horner's rule, lowest power first."""
-    value = torch.full_like(x, coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
+    highest, second, *rest = reversed(coefficients)
+    value = highest * x + second
+    for coefficient in rest:
         value = value * x + coefficient
     return value

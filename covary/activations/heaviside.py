@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from covary.activations.activation import ActivationMoments, MomentActivation
-from covary.activations.gaussian import tail
+from covary.activations.gaussian import below, tail
 
 
 def moments(mu: Tensor, var: Tensor) -> ActivationMoments:
     """Mean, variance and gain of the step for x ~ N(mu, var); docs/theory.md, eq. (10)."""
     sigma = var.sqrt()
     beyond = tail(mu / sigma)
-    mean = torch.where(mu > 0, 1 - beyond.mass, beyond.mass)
+    mean = below(mu, beyond)
     variance = beyond.mass * (1 - beyond.mass)
     return ActivationMoments(mean, variance, beyond.density / sigma)
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covary.activations.activation import ActivationMoments, MomentActivation
-from covary.activations.gaussian import tail
+from covary.activations.gaussian import below, tail
 
 
 def _legendre(count: int) -> list[tuple[float, float]]:
@@ -48,7 +48,7 @@ def probit_moments(mu: Tensor, var: Tensor) -> ActivationMoments:
     total = 1 + var
     spread = total.sqrt()
     beyond = tail(mu / spread)
-    mean = torch.where(mu > 0, 1 - beyond.mass, beyond.mass)
+    mean = below(mu, beyond)
     exponent = _square(mu) / total
     # The correlation var / (1 + var) as an angle: arcsin of it loses half its digits near 1.
     angle = torch.atan(var / (1 + 2 * var).sqrt())

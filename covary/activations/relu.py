@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covary.activations.activation import ActivationMoments, MomentActivation
-from covary.activations.gaussian import tail
+from covary.activations.gaussian import below, tail
 
 
 def moments(mu: Tensor, var: Tensor) -> ActivationMoments:
@@ -27,7 +27,7 @@ def _leaky_moments(mu: Tensor, var: Tensor, *, slope: float) -> ActivationMoment
     sigma = var.sqrt()
     beyond = tail(mu / sigma)
     mean = F.relu(mu) + sigma * beyond.first
-    gain = torch.where(mu > 0, 1 - beyond.mass, beyond.mass)
+    gain = below(mu, beyond)
     excess = beyond.second - beyond.mass.square() - beyond.first.square()
     if slope != 0.0:
         mean = slope * mu + (1 - slope) * mean

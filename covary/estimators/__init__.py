@@ -1,0 +1,18 @@
+"""Moment neural networks as scikit-learn estimators.
+
+They take and give numpy arrays (or data frames), standardise within, and stand wherever
+scikit-learn expects an estimator: pipelines, grid searches, cross-validation, conformal wrappers.
+"""
+
+try:
+    import sklearn  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "covary.estimators needs scikit-learn: pip install 'covary[sklearn]'"
+    ) from error
+
+from covary.estimators.base import NOISES
+from covary.estimators.classifier import MomentClassifier
+from covary.estimators.regressor import MomentRegressor
+
+__all__ = ["NOISES", "MomentClassifier", "MomentRegressor"]

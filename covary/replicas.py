@@ -1,0 +1,341 @@
+"""Many small networks trained as one: other seeds, other splits of the data, other noise.
+
+A step of a small network takes far longer to describe to the machine than to compute. Replicas of
+one architecture therefore keep their parameters stacked, and make every step together. None sees
+the others: each ends where it would have ended alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from covary.nn import Lift, Noise
+from covary.settings import covariance_is_supervised, is_autocast
+from covary.training.batches import shuffled
+
+# Parameters and buffers by name, and the noise of each noisy layer.
+State = tuple[dict[str, Tensor], dict[str, Tensor], Tensor]
+
+# Recording takes as long as some dozens of steps, so there have to be more of them than a few.
+_STEPS_BEFORE_RECORDING = 20
+
+
+class Replicas(nn.Module):
+    """R modules of one architecture as one: inputs (R, ...) give outputs (R, ...).
+
+    Parameters, buffers and the noise of ``covary.nn.Lift`` and ``covary.nn.Noise`` may differ
+    between replicas, and nothing else. They are copied; ``state_dict`` has each of them stacked,
+    (R, *shape), under its usual name.
+
+    Args:
+        modules: the replicas, be they networks, which map inputs (R, B, *shape) to Moments with
+            R in front, or whatever else is made of tensors, such as a network with its loss.
+
+    Examples:
+        >>> import covary, torch
+        >>> replicas = Replicas([covary.mlp([4, 8, 3], noise=sigma) for sigma in (0.1, 0.2)])
+        >>> out = replicas(torch.ones(2, 5, 4))
+        >>> out.mean.shape, out.covariance_matrix.shape
+        (torch.Size([2, 5, 3]), torch.Size([2, 5, 3, 3]))
+        >>> [net.lift.noise for net in replicas.unstack()]
+        [0.1, 0.2]
+    """
+
+    noises: Tensor
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        super().__init__()
+        if len(modules) == 0:
+            raise ValueError("Replicas need one module at least, got none.")
+        _check_alike(modules)
+        self.size = len(modules)
+        self.stacked = _stacked(modules)
+        sigmas = [[layer.noise for layer in _noisy(module)] for module in modules]
+        # float64, whatever the network has: unstack() gives the very numbers back.
+        noises = torch.tensor(sigmas, dtype=torch.float64).reshape(self.size, -1)
+        self.register_buffer("noises", noises, persistent=False)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """What each replica makes of its part of the inputs, each (R, ...)."""
+        for given in inputs:
+            if given.shape[:1] != (self.size,):
+                raise ValueError(
+                    f"{self.size} replicas take inputs of shape ({self.size}, batch, ...), got "
+                    f"{tuple(given.shape)}. The same for all: x.expand({self.size}, *x.shape)."
+                )
+        return self.call(self.state(), *inputs)
+
+    def state(self) -> State:
+        """All in which replicas differ, each (R, ...)."""
+        return (
+            dict(self.stacked.named_parameters()),
+            dict(self.stacked.named_buffers()),
+            self.noises,
+        )
+
+    def call(self, state: State, *inputs: Tensor) -> Any:
+        """What replicas of this state make of the inputs: a function of its arguments."""
+
+        def one(state: State, *inputs: Tensor) -> Any:
+            parameters, buffers, noises = state
+            with _noise_of(self.stacked, noises):
+                return functional_call(self.stacked, (parameters, buffers), inputs)
+
+        return vmap(one, randomness="different")(state, *inputs)
+
+    def unstack(self) -> list[nn.Module]:
+        """The replicas one by one, as modules of their own that share nothing with these."""
+        return [self._replica(index) for index in range(self.size)]
+
+    def _replica(self, index: int) -> nn.Module:
+        replica = _replaced(self.stacked, lambda _, value: value.detach()[index].clone())
+        for layer, noise in zip(_noisy(replica), self.noises[index].tolist(), strict=True):
+            layer.noise = noise
+        return replica
+
+    def extra_repr(self) -> str:
+        """How many there are."""
+        return f"size={self.size}"
+
+
+class ReplicaLoss(nn.Module):
+    """The losses of R networks as one objective for ``covary.training.fit``.
+
+    The loss is the *sum* over replicas of what each one's objective gives, so every parameter gets
+    the gradient that it would get if its network were alone; Adam, which treats every number by
+    itself, then takes the same step. (A limit on the norm of the gradient does not: it would count
+    all replicas together.) The statistic is the average over replicas.
+
+    A step runs the operations that an earlier one of the same shapes was found to consist of. What
+    these are is recorded once, since the machinery that finds out (vmap, autograd, modules)
+    takes longer than the operations. Modes, covariances and switches have recordings of their own;
+    other settings of layers, such as a dropout rate, are taken as they are at the first of them.
+
+    Args:
+        objectives: such as ``covary.training.RegressionLoss(net, scale)``, of one architecture.
+    """
+
+    def __init__(self, objectives: Sequence[nn.Module]) -> None:
+        super().__init__()
+        _keep_freed_memory()
+        self.replicas = Replicas(objectives)
+        self.statistic = objectives[0].statistic
+        self._seen: dict[Hashable, int] = {}
+        self._steps: dict[Hashable, Callable[..., Any]] = {}
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and statistic, scalars, of inputs (B, R, ...) and labels or targets (B, R, ...).
+
+        Samples come first, replicas second: so the training loop counts samples, and divides them
+        among processes, as ever.
+        """
+        x, y = x.transpose(0, 1), y.transpose(0, 1)
+        step = self._step(x, y) if torch.is_grad_enabled() else None
+        if step is None:
+            losses, statistics = self.replicas(x, y)
+            return losses.sum(), statistics.detach().mean()
+        parameters, buffers, noises = self.replicas.state()
+        with torch.no_grad():
+            loss, statistic, *gradients = step((_detached(parameters), buffers, noises), x, y)
+        trained = [parameter for parameter in parameters.values() if parameter.requires_grad]
+        loss = _LossOfGradients.apply(loss, gradients, *trained)  # type: ignore[no-untyped-call]
+        return loss, statistic
+
+    def unstack(self) -> list[nn.Module]:
+        """The objectives one by one; ``objective.net`` are the networks."""
+        return self.replicas.unstack()
+
+    def _step(self, x: Tensor, y: Tensor) -> Callable[..., Any] | None:
+        """The recorded step for such tensors, once it is worth its recording."""
+        # All that decides which operations a step has.
+        key = (
+            *((value.shape, value.dtype, value.device) for value in (x, y)),
+            covariance_is_supervised(),
+            is_autocast(x.device),
+            *(parameter.requires_grad for parameter in self.parameters()),
+            *((part.training, getattr(part, "covariance", None)) for part in self.modules()),
+        )
+        if key not in self._steps:
+            self._seen[key] = self._seen.get(key, 0) + 1
+            if self._seen[key] <= _STEPS_BEFORE_RECORDING:
+                return None
+            self._steps[key] = self._record(x, y)
+        return self._steps[key]
+
+    def _record(self, x: Tensor, y: Tensor) -> Callable[..., Any]:
+        """The operations of a step: state and batch -> loss, statistic and gradients."""
+        parameters, buffers, noises = self.replicas.state()
+        trained = [name for name, value in parameters.items() if value.requires_grad]
+
+        def step(state: State, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+            parameters, buffers, noises = state
+            with torch.enable_grad():
+                leaves = {name: parameters[name].requires_grad_() for name in trained}
+                losses, statistics = self.replicas.call(
+                    (parameters | leaves, buffers, noises), x, y
+                )
+                loss = losses.sum()
+                gradients = torch.autograd.grad(loss, list(leaves.values()))
+            return loss.detach(), statistics.detach().mean(), *gradients
+
+        # Recording runs the step once. That must leave no trace: no update of a buffer, such as a
+        # running average, and no random number taken.
+        copies = {name: value.clone() for name, value in buffers.items()}
+        with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+            recorded = make_fx(step)((_detached(parameters), copies, noises), x, y)
+        # The covariance of the output, for one, which no loss of the mean looks at.
+        recorded.graph.eliminate_dead_code()
+        recorded.recompile()
+        return recorded
+
+
+class _LossOfGradients(torch.autograd.Function):
+    """Gives ``loss`` back, whose gradients with respect to the parameters are known already."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *(grad * gradient for gradient in ctx.gradients)
+
+
+class ReplicaBatches:
+    """Batches for R replicas, each with rows of its own in an order of its own.
+
+    Replica r gets what ``TensorBatches(x[rows[r]], y[rows[r]], batch_size, seed=seeds[r])`` would
+    have given it. Batches are (B, R, *shape), as ``ReplicaLoss`` takes them.
+
+    Args:
+        x: inputs (n, *shape) of all replicas together.
+        y: labels or targets (n, ...).
+        rows: (R, m) which of them each replica trains on.
+        batch_size: samples of each replica in a batch; the last of an epoch may have fewer.
+        seeds: R whole numbers that decide the orders.
+    """
+
+    def __init__(
+        self, x: Tensor, y: Tensor, rows: Tensor, batch_size: int, *, seeds: Sequence[int]
+    ) -> None:
+        if len(x) != len(y):
+            raise ValueError(f"Batches need as many targets as inputs, got {len(x)} and {len(y)}.")
+        if rows.dim() != 2 or len(rows) != len(seeds):
+            raise ValueError(
+                f"{len(seeds)} replicas (seeds) need rows of shape ({len(seeds)}, samples), got "
+                f"{tuple(rows.shape)}."
+            )
+        if rows.numel() == 0:
+            raise ValueError("There is nothing to train on: 0 samples.")
+        self.x, self.y, self.rows = x, y, rows
+        self.batch_size, self.seeds = batch_size, list(seeds)
+
+    def __len__(self) -> int:
+        return -(-self.rows.shape[1] // self.batch_size)
+
+    def epoch(self, epoch: int, *, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of this epoch but for the first ``skip``."""
+        samples = self.rows.shape[1]
+        orders = torch.stack([shuffled(samples, seed, epoch) for seed in self.seeds])
+        for rows in torch.split(self.rows.gather(1, orders), self.batch_size, dim=1)[skip:]:
+            yield self.x[rows].transpose(0, 1), self.y[rows].transpose(0, 1)
+
+
+def _keep_freed_memory() -> None:
+    """Have the C library keep the memory that a step frees for the next one.
+
+    glibc gives blocks above a threshold back to the system as soon as they are free, and with
+    them goes a third of the speed. The threshold is that of the largest block freed so far, up to
+    32 MB; so this frees one. Elsewhere it has no effect.
+    """
+    torch.empty(31 * 2**20, dtype=torch.uint8)
+
+
+def _detached(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach() for name, value in tensors.items()}
+
+
+def _noisy(module: nn.Module) -> list[Lift | Noise]:
+    return [layer for layer in module.modules() if isinstance(layer, Lift | Noise)]
+
+
+@contextmanager
+def _noise_of(module: nn.Module, noises: Tensor) -> Iterator[None]:
+    """Within this block the layers have these noises, (layers,), in place of their own."""
+    layers = _noisy(module)
+    own = [layer.noise for layer in layers]
+    try:
+        for index, layer in enumerate(layers):
+            # Under vmap this is a number for each replica, which float does not say.
+            layer.noise = noises[index]  # type: ignore[assignment]
+        yield
+    finally:
+        for layer, noise in zip(layers, own, strict=True):
+            layer.noise = noise
+
+
+def _stacked(modules: Sequence[nn.Module]) -> nn.Module:
+    """A copy of the first with the tensors of all of them, stacked."""
+    tensors = [_tensors(module) for module in modules]
+
+    def stack(name: str, _: Tensor) -> Tensor:
+        return torch.stack([each[name].detach() for each in tensors])
+
+    return _replaced(modules[0], stack)
+
+
+def _replaced(module: nn.Module, new: Callable[[str, Tensor], Tensor]) -> nn.Module:
+    """A copy whose parameters and buffers are what ``new`` makes of their names and values."""
+    twin = copy.deepcopy(module)
+    made: dict[Tensor, Tensor] = {}  # a tensor that a module has in several places stays one
+    for name, value in _tensors(twin).items():
+        path, _, last = name.rpartition(".")
+        owner = twin.get_submodule(path)
+        if value not in made:
+            made[value] = new(name, value)
+            if isinstance(value, nn.Parameter):
+                made[value] = nn.Parameter(made[value], value.requires_grad)
+        place: dict[str, Any] = owner._parameters if last in owner._parameters else owner._buffers
+        place[last] = made[value]
+    return twin
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    parameters = module.named_parameters(remove_duplicate=False)
+    return {**dict(parameters), **dict(module.named_buffers(remove_duplicate=False))}
+
+
+def _check_alike(modules: Sequence[nn.Module]) -> None:
+    first = _architecture(modules[0])
+    for index, module in enumerate(modules[1:], start=1):
+        for ours, theirs in zip_longest(first, _architecture(module), fillvalue="nothing"):
+            if ours != theirs:
+                raise ValueError(
+                    f"Replicas may differ in parameters, buffers and noise alone, but replica "
+                    f"{index} has {theirs} where replica 0 has {ours}."
+                )
+
+
+def _architecture(module: nn.Module) -> list[str]:
+    """All of a module but the numbers in it, as lines to compare and to show."""
+    lines = []
+    for path, part in module.named_modules():
+        if isinstance(part, Lift | Noise):
+            # Their noise is theirs to choose.
+            says = getattr(part, "covariance", "")
+        else:
+            says = part.extra_repr()
+        lines.append(f"{path} = {type(part).__name__}({says})")
+    for name, value in _tensors(module).items():
+        lines.append(f"{name} of shape {tuple(value.shape)} and type {value.dtype}")
+    return lines

@@ -1,0 +1,245 @@
+"""The estimators: by scikit-learn's own checks, and against the networks inside them."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_diabetes, load_iris, make_regression
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from covary.estimators import NOISES, MomentClassifier, MomentRegressor
+
+# Few steps and a high learning rate: the checks fit some 400 times, and some ask for a good score.
+CHECKED = [
+    MomentRegressor(noise=0.1, epochs=15, lr=0.05),
+    MomentClassifier(noise=0.1, epochs=15, lr=0.05),
+    MomentRegressor(epochs=10, lr=0.1, early_stopping=True),
+    MomentClassifier(epochs=10, lr=0.1, early_stopping=True),
+]
+
+
+@parametrize_with_checks(CHECKED)
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def diabetes():
+    return train_test_split(*load_diabetes(return_X_y=True), random_state=0)
+
+
+@pytest.fixture(scope="module")
+def regressor(diabetes):
+    x, _, y, _ = diabetes
+    return MomentRegressor(noise=0.3, epochs=40, random_state=0).fit(x, y)
+
+
+@pytest.fixture(scope="module")
+def two_targets():
+    return make_regression(80, 4, n_targets=2, random_state=0)
+
+
+@pytest.fixture(scope="module")
+def two_target_regressor(two_targets):
+    return MomentRegressor(noise=0.3, epochs=15, random_state=0).fit(*two_targets)
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    return MomentClassifier(noise=0.2, epochs=30, random_state=0).fit(*load_iris(return_X_y=True))
+
+
+def test_predictions_are_the_networks_own(regressor, diabetes, monkeypatch):
+    _, x, _, _ = diabetes
+    monkeypatch.setattr("covary.estimators.base._NUMBERS_AT_A_TIME", 7 * 50**2 * 10)
+    mean, std = regressor.predict(x, return_std=True)
+    with torch.no_grad():
+        out = regressor.network_(torch.tensor(x))
+    np.testing.assert_allclose(mean, out.mean[:, 0], rtol=1e-12)
+    np.testing.assert_allclose(std, out.stddev[:, 0], rtol=1e-12)
+    np.testing.assert_allclose(regressor.moments(x).mean, out.mean, rtol=1e-12)
+    np.testing.assert_allclose(regressor.predict(x), mean)
+    np.testing.assert_allclose(regressor.uncertainty(x), std)
+    assert (std > 0).all()
+    assert std.std() > 0, "a covariance for each sample, not for the batch"
+
+
+def test_regression_beats_the_mean_of_the_targets(regressor, diabetes):
+    _, x, _, y = diabetes
+    assert regressor.score(x, y) > 0.2
+
+
+def test_several_targets(two_target_regressor, two_targets):
+    x, y = two_targets
+    mean, cov = two_target_regressor.predict(x, return_cov=True)
+    _, std = two_target_regressor.predict(x, return_std=True)
+    assert mean.shape == std.shape == y.shape
+    assert cov.shape == (len(x), 2, 2)
+    np.testing.assert_allclose(np.diagonal(cov, axis1=1, axis2=2), std**2)
+    out = two_target_regressor.network_(torch.tensor(x))
+    np.testing.assert_allclose(two_target_regressor.uncertainty(x), out.entropy().detach())
+
+
+def test_predict_gives_one_measure_of_uncertainty_at_a_time(regressor, diabetes):
+    with pytest.raises(ValueError, match="not both"):
+        regressor.predict(diabetes[1], return_std=True, return_cov=True)
+
+
+@pytest.mark.parametrize(("factor", "offset"), [(1000.0, 0.0), (1.0, 1e9)])
+def test_predictions_have_the_units_of_the_targets(diabetes, factor, offset):
+    x, x_test, y, _ = diabetes
+    model = MomentRegressor(noise=0.3, epochs=3, random_state=0)
+    mean, std = model.fit(x, y).predict(x_test, return_std=True)
+    other_mean, other_std = model.fit(x, y * factor + offset).predict(x_test, return_std=True)
+    np.testing.assert_allclose(other_mean, mean * factor + offset, rtol=1e-9, atol=1e-3 * factor)
+    np.testing.assert_allclose(other_std, std * factor, rtol=1e-4)
+
+
+def test_inputs_may_have_any_units(diabetes):
+    x, x_test, y, _ = diabetes
+    model = MomentRegressor(noise=0.3, epochs=3, random_state=0)
+    mean = model.fit(x, y).predict(x_test)
+    np.testing.assert_allclose(model.fit(x * 1e6 + 1e6, y).predict(x_test * 1e6 + 1e6), mean, 1e-4)
+
+
+def test_classifier(classifier):
+    x, y = load_iris(return_X_y=True)
+    with torch.no_grad():
+        out = classifier.network_(torch.tensor(x))
+    probabilities = classifier.predict_proba(x)
+    np.testing.assert_allclose(probabilities, out.mean.softmax(-1))
+    np.testing.assert_allclose(classifier.uncertainty(x), out.entropy())
+    assert (classifier.predict(x) == probabilities.argmax(-1)).all()
+    assert classifier.score(x, y) > 0.9
+
+
+@pytest.mark.parametrize("covariance", ["shared", "full", "diagonal"])
+def test_covariance_of_predictions(covariance):
+    x, y = load_iris(return_X_y=True)
+    model = MomentClassifier(noise=0.2, covariance=covariance, epochs=2, random_state=0).fit(x, y)
+    matrix = model.moments(x[:5]).covariance_matrix
+    off_diagonal = matrix - torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1))
+    assert matrix.shape == (5, 3, 3)
+    assert (off_diagonal == 0).all() == (covariance == "diagonal")
+
+
+def test_automatic_noise_is_the_best_of_those_tried(diabetes):
+    x, _, y, _ = diabetes
+    model = MomentRegressor(epochs=5, random_state=0).fit(x, y)
+    assert tuple(model.noise_scores_) == NOISES
+    assert model.noise_ == max(model.noise_scores_, key=model.noise_scores_.__getitem__)
+    # Then trained on all the data: as if that noise had been asked for.
+    asked = MomentRegressor(noise=model.noise_, epochs=5, random_state=0).fit(x, y)
+    np.testing.assert_array_equal(model.predict(x), asked.predict(x))
+
+
+def test_of_equally_good_noises_the_least_is_chosen(diabetes, monkeypatch):
+    monkeypatch.setattr(MomentRegressor, "_scores", lambda self, out, y: torch.zeros(len(y)))
+    x, _, y, _ = diabetes
+    assert MomentRegressor(epochs=1, random_state=0).fit(x, y).noise_ == min(NOISES)
+
+
+def test_too_few_samples_to_choose_the_noise_by(two_targets):
+    x, y = two_targets
+    model = MomentRegressor(epochs=3, early_stopping=True).fit(x[:20], y[:20])
+    assert model.noise_ == 0.3
+    assert model.noise_scores_ == {}
+    assert model.n_iter_ == 3
+
+
+def test_early_stopping_goes_back_to_the_best_weights(diabetes):
+    x, _, y, _ = diabetes
+    settings = {"noise": 0.1, "lr": 0.05, "schedule": "constant", "random_state": 0}
+    model = MomentRegressor(epochs=60, patience=5, early_stopping=True, **settings).fit(x, y)
+    losses = [row["validation_loss"] for row in model.history_]
+    best = int(np.argmin(losses)) + 1
+    assert model.n_iter_ == best + 5 < 60
+    # With a constant learning rate, a run of so many epochs ends in the same weights.
+    short = MomentRegressor(epochs=best, patience=5, early_stopping=True, **settings).fit(x, y)
+    np.testing.assert_allclose(model.predict(x), short.predict(x), rtol=1e-5)
+
+
+def test_the_same_random_state_gives_the_same_network(two_targets):
+    x, y = two_targets
+    model = MomentRegressor(epochs=3, random_state=1).fit(x, y)
+    np.testing.assert_array_equal(clone(model).fit(x, y).predict(x), model.predict(x))
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(x), model.predict(x))
+    other = clone(model).set_params(random_state=2).fit(x, y)
+    assert not np.allclose(other.predict(x), model.predict(x))
+
+
+def test_fitting_leaves_the_global_random_numbers_alone(two_targets):
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    MomentRegressor(epochs=1, random_state=0).fit(*two_targets)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    np.testing.assert_array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
+
+
+def test_data_frames_pipelines_and_searches():
+    frame, labels = load_iris(return_X_y=True, as_frame=True)
+    model = MomentClassifier(noise=0.2, epochs=5, random_state=0)
+    names = labels.map({0: "setosa", 1: "versicolor", 2: "virginica"})
+    assert model.fit(frame, names).feature_names_in_.tolist() == frame.columns.tolist()
+    assert set(model.predict(frame)) <= set(names)
+    pipeline = make_pipeline(StandardScaler(), clone(model))
+    search = GridSearchCV(pipeline, {"momentclassifier__noise": [0.1, 0.5]}, cv=2)
+    search.fit(frame, labels)
+    assert search.best_params_["momentclassifier__noise"] in (0.1, 0.5)
+    assert cross_val_score(model, frame, labels, cv=2).shape == (2,)
+
+
+def test_conformal_intervals_cover():
+    from mapie.regression import SplitConformalRegressor
+
+    x, y = make_regression(1000, 3, noise=20.0, random_state=0)
+    fitted = MomentRegressor(noise=0.1, epochs=15, random_state=0).fit(x[:300], y[:300])
+    conformal = SplitConformalRegressor(fitted, confidence_level=0.9, prefit=True)
+    conformal.conformalize(x[300:650], y[300:650])
+    _, intervals = conformal.predict_interval(x[650:])
+    covered = (intervals[:, 0, 0] <= y[650:]) & (y[650:] <= intervals[:, 1, 0])
+    # 350 samples to calibrate on and 350 to test: each adds a standard deviation of
+    # sqrt(0.9 * 0.1 / 350) = 0.016, together 0.023. Four of them.
+    assert abs(covered.mean() - 0.9) < 0.09
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"noise": "loud"}, "'auto'"),
+        ({"noise": -0.1}, "noise >= 0"),
+        ({"hidden": 50}, "sequence"),
+        ({"hidden": (0,)}, "widths of 1 or more"),
+        ({"activation": "rleu"}, "did you mean 'relu'"),
+        ({"covariance": "ful"}, "known are"),
+        ({"validation_fraction": 1.0}, "between 0 and 1"),
+        ({"patience": 0}, "1 epoch"),
+        ({"epochs": 0}, "1 or more"),
+        ({"batch_size": 0}, "batch_size >= 1"),
+        ({"schedule": "linear"}, "known are"),
+    ],
+)
+def test_bad_parameters_are_refused(settings, message, two_targets):
+    with pytest.raises(ValueError, match=message):
+        MomentRegressor(**settings).fit(*two_targets)
+
+
+def test_bad_data_are_refused(regressor):
+    x, y = load_iris(return_X_y=True)
+    with pytest.raises(ValueError, match="NaN"):
+        MomentClassifier().fit(np.where(x > 7, np.nan, x), y)
+    with pytest.raises(ValueError, match="2 classes or more, got 1 class"):
+        MomentClassifier().fit(x[:50], y[:50])
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        MomentRegressor().fit(x, y[:-1])
+    with pytest.raises(ValueError, match="expecting 10 features"):
+        regressor.predict(x)
+    with pytest.raises(NotFittedError):
+        MomentClassifier().predict(x)

@@ -1,0 +1,272 @@
+"""Networks that train together against the same networks trained one by one."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import covary
+from covary import replicas as module
+from covary.replicas import ReplicaBatches, ReplicaLoss, Replicas
+from covary.training import (
+    ClassificationLoss,
+    RegressionLoss,
+    TensorBatches,
+    TrainingConfig,
+    fit,
+)
+
+NOISES = [0.0, 0.1, 0.3, 1.0]
+FEATURES = 3
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def networks(outputs=1, **settings):
+    """One for each noise, each with its own weights and units."""
+    return [
+        nn.Sequential(
+            covary.nn.Standardize(torch.randn(FEATURES), torch.rand(FEATURES) + 0.5),
+            *covary.mlp([FEATURES, 8, 7, outputs], noise=noise, **settings),
+            covary.nn.Rescale(torch.randn(outputs), torch.rand(outputs) + 0.5),
+        )
+        for noise in NOISES
+    ]
+
+
+def rows_of_each(n=40, samples=25):
+    return torch.stack([torch.randperm(n)[:samples] for _ in NOISES])
+
+
+def states_differ_by(nets, others):
+    """The largest difference of any number in them."""
+    pairs = [
+        (value, other.state_dict()[name])
+        for net, other in zip(nets, others, strict=True)
+        for name, value in net.state_dict().items()
+    ]
+    return max((a.double() - b.double()).abs().max().item() for a, b in pairs)
+
+
+def train_both_ways(nets, loss_of, x, y, *, epochs=12, **settings):
+    """The networks after training together, and after training alone."""
+    config = TrainingConfig(epochs=epochs, batch_size=10, lr=1e-2, **settings)
+    rows, seeds = rows_of_each(len(x)), range(5, 5 + len(nets))
+    alone = copy.deepcopy(nets)
+    together = ReplicaLoss([loss_of(net) for net in nets])
+    history = fit(together, ReplicaBatches(x, y, rows, 10, seeds=seeds), config)
+    histories = [
+        fit(loss_of(net), TensorBatches(x[mine], y[mine], 10, seed=seed), config)
+        for net, mine, seed in zip(alone, rows, seeds, strict=True)
+    ]
+    for row, *others in zip(history, *histories, strict=True):
+        assert row["loss"] == pytest.approx(sum(other["loss"] for other in others), rel=1e-4)
+    return [objective.net for objective in together.unstack()], alone
+
+
+@pytest.mark.parametrize("covariance", ["full", "diagonal", "shared"])
+def test_a_replica_gives_the_moments_of_its_network(covariance):
+    nets = networks(outputs=2, covariance=covariance)
+    x = torch.randn(len(nets), 6, FEATURES)
+    out = Replicas(nets)(x)
+    for index, net in enumerate(nets):
+        alone = net(x[index])
+        torch.testing.assert_close(out.mean[index], alone.mean)
+        torch.testing.assert_close(out.covariance_matrix[index], alone.covariance_matrix)
+        torch.testing.assert_close(out.variance[index], alone.variance)
+        if NOISES[index]:
+            torch.testing.assert_close(out.entropy()[index], alone.entropy())
+
+
+@pytest.mark.parametrize("recorded_after", [5, 10**9], ids=["recorded", "not recorded"])
+@pytest.mark.parametrize("covariance", ["full", "diagonal", "shared"])
+@pytest.mark.parametrize("activation", ["relu", "heaviside"])
+def test_together_as_alone(activation, covariance, recorded_after, monkeypatch):
+    monkeypatch.setattr(module, "_STEPS_BEFORE_RECORDING", recorded_after)
+    x = torch.randn(40, FEATURES, dtype=torch.float64)
+    y = x[:, :1].sin() + 3
+    nets = networks(activation=activation, covariance=covariance)
+    before = copy.deepcopy(nets)
+    together, alone = train_both_ways(nets, lambda net: RegressionLoss(net, y.std(0)), x, y)
+    assert states_differ_by(together, alone) < 1e-4
+    assert states_differ_by(before, alone) > 0.1
+    assert states_differ_by(before, nets) == 0, "replicas are copies"
+
+
+@pytest.mark.parametrize("settings", [{"optimizer": "adamw", "schedule": "one-cycle"}, {}])
+def test_classifiers_together_as_alone(settings):
+    x = torch.randn(40, FEATURES)
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0)
+    together, alone = train_both_ways(networks(outputs=3), ClassificationLoss, x, y, **settings)
+    assert states_differ_by(together, alone) < 1e-4
+
+
+@pytest.mark.parametrize("recorded_after", [0, 10**9], ids=["recorded", "not recorded"])
+def test_batch_norm_together_as_alone(recorded_after, monkeypatch):
+    monkeypatch.setattr(module, "_STEPS_BEFORE_RECORDING", recorded_after)
+    x = torch.randn(40, FEATURES)
+    y = x[:, :1].sin()
+    # A bias before batch norm has no effect and no gradient but round-off, which Adam makes large.
+    nets = networks(batch_norm=True, bias=False)
+    together, alone = train_both_ways(nets, lambda net: RegressionLoss(net, torch.ones(1)), x, y)
+    assert states_differ_by(together, alone) < 1e-4
+    assert together[0].state_dict()["3.running_mean"].abs().max() > 0.01
+
+
+def test_supervised_covariance_together_as_alone(monkeypatch):
+    class Likelihood(nn.Module):
+        statistic = "loss again"
+
+        def __init__(self, net):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x, y):
+            out = self.net(x)
+            var = out.variance + 0.1
+            loss = ((out.mean - y).square() / var + var.log()).mean()
+            return loss, loss.detach()
+
+    monkeypatch.setattr(module, "_STEPS_BEFORE_RECORDING", 3)
+    x = torch.randn(40, FEATURES)
+    with covary.supervise_covariance():
+        together, alone = train_both_ways(networks(), Likelihood, x, x[:, :1].sin())
+    assert states_differ_by(together, alone) < 1e-4
+
+
+def test_a_recorded_step_gives_the_same_gradients_and_leaves_the_rest_alone(monkeypatch):
+    x, y = torch.randn(6, len(NOISES), FEATURES), torch.randn(6, len(NOISES), 1)
+
+    def gradients(recorded_after):
+        monkeypatch.setattr(module, "_STEPS_BEFORE_RECORDING", recorded_after)
+        torch.manual_seed(1)
+        nets = networks(batch_norm=True)
+        loss = ReplicaLoss([RegressionLoss(net, torch.ones(1)) for net in nets])
+        for parameter in loss.replicas.stacked.net[2].parameters():
+            parameter.requires_grad_(False)
+        randomness = torch.get_rng_state()
+        value, _ = loss(x, y)
+        (2 * value).backward()
+        assert torch.equal(torch.get_rng_state(), randomness)
+        found = [p.grad for p in loss.parameters() if p.requires_grad]
+        return value, found, list(loss.buffers())
+
+    torch.testing.assert_close(gradients(0), gradients(10**9))
+
+
+def test_recorded_dropout_draws_anew_for_every_step_and_replica(monkeypatch):
+    monkeypatch.setattr(module, "_STEPS_BEFORE_RECORDING", 0)
+    net = covary.mlp([FEATURES, 50, 1], dropout=0.5)
+    loss = ReplicaLoss([RegressionLoss(net, torch.ones(1))] * 2)
+    x, y = torch.ones(4, 2, FEATURES), torch.zeros(4, 2, 1)
+    values = []
+    for _ in range(3):
+        loss.zero_grad()
+        loss(x, y)[0].backward()
+        values.append(loss.replicas.stacked.net.linear2.weight.grad.clone())
+    assert not torch.allclose(values[0][0], values[0][1])
+    assert not torch.allclose(values[1], values[2])
+
+
+def test_modes_and_covariances_have_recordings_of_their_own(monkeypatch):
+    monkeypatch.setattr(module, "_STEPS_BEFORE_RECORDING", 0)
+    nets = networks(batch_norm=True, covariance="shared")
+    loss = ReplicaLoss([RegressionLoss(net, torch.ones(1)) for net in nets])
+    twin = covary.with_covariance(loss, "diagonal")
+    x, y = torch.randn(6, len(NOISES), FEATURES), torch.randn(6, len(NOISES), 1)
+    values = [loss(x, y)[0], twin(x, y)[0], loss.eval()(x, y)[0]]
+    with torch.no_grad():
+        torch.testing.assert_close(loss(x, y)[0], values[2].detach())
+    assert len({value.item() for value in values}) == 3
+
+
+def test_parameters_may_be_frozen_after_recording(monkeypatch):
+    monkeypatch.setattr(module, "_STEPS_BEFORE_RECORDING", 0)
+    loss = ReplicaLoss([RegressionLoss(net, torch.ones(1)) for net in networks()])
+    x, y = torch.randn(6, len(NOISES), FEATURES), torch.randn(6, len(NOISES), 1)
+    loss(x, y)[0].backward()
+    first, *others = loss.parameters()
+    expected = [other.grad for other in others]
+    loss.zero_grad()
+    first.requires_grad_(False)
+    loss(x, y)[0].backward()
+    assert first.grad is None
+    torch.testing.assert_close([other.grad for other in others], expected)
+
+
+def test_unstack_gives_back_what_was_stacked():
+    nets = networks(batch_norm=True)
+    back = Replicas(nets).unstack()
+    assert states_differ_by(nets, back) == 0
+    assert [net[1].noise for net in back] == NOISES
+    assert back[0][2].weight.requires_grad
+    assert back[0][2].weight.is_leaf
+    assert repr(back) == repr(nets)
+
+
+def test_state_has_usual_names():
+    state = Replicas([covary.mlp([2, 3, 1]) for _ in range(4)]).state_dict()
+    assert state["stacked.linear1.weight"].shape == (4, 3, 2)
+
+
+def test_tied_weights_stay_tied():
+    def tied():
+        net = covary.mlp([2, 2, 2])
+        net.linear2.weight = net.linear1.weight
+        return net
+
+    nets = [tied(), tied()]
+    replicas = Replicas(nets)
+    x = torch.randn(2, 5, 2)
+    torch.testing.assert_close(replicas(x).mean[1], nets[1](x[1]).mean)
+    (_, back) = replicas.unstack()
+    assert back.linear1.weight is back.linear2.weight
+
+
+def test_each_replica_has_the_batches_it_would_have_alone():
+    x, y = torch.randn(40, 2, 2), torch.randn(40)
+    rows, seeds = rows_of_each(), [3, 1, 4, 1]
+    batches = ReplicaBatches(x, y, rows, 10, seeds=seeds)
+    assert len(batches) == 3
+    for index, (mine, seed) in enumerate(zip(rows, seeds, strict=True)):
+        alone = TensorBatches(x[mine], y[mine], 10, seed=seed)
+        for epoch, skip in [(0, 0), (3, 1)]:
+            pairs = zip(batches.epoch(epoch, skip=skip), alone.epoch(epoch, skip=skip), strict=True)
+            for (some_x, some_y), (expected_x, expected_y) in pairs:
+                assert torch.equal(some_x[:, index], expected_x)
+                assert torch.equal(some_y[:, index], expected_y)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: covary.mlp([3, 8, 1], activation="heaviside"), r"heaviside.*where.*relu"),
+        (lambda: covary.mlp([3, 9, 1]), r"in_features=3, out_features=9"),
+        (lambda: covary.mlp([3, 8, 8, 1]), "replica 1 has"),
+        (lambda: covary.mlp([3, 8, 1], covariance="shared"), r"Lift\(shared\).*Lift\(full\)"),
+        (lambda: covary.mlp([3, 8, 1]).double(), "float64"),
+    ],
+)
+def test_other_architectures_are_refused(other, message):
+    with pytest.raises(ValueError, match=message):
+        Replicas([covary.mlp([3, 8, 1]), other()])
+
+
+def test_wrong_shapes_are_refused():
+    with pytest.raises(ValueError, match="got none"):
+        Replicas([])
+    with pytest.raises(ValueError, match=r"2 replicas take inputs of shape \(2, batch"):
+        Replicas([covary.mlp([3, 8, 1])] * 2)(torch.randn(5, 3))
+    x = torch.randn(5, 3)
+    with pytest.raises(ValueError, match=r"rows of shape \(2, samples\)"):
+        ReplicaBatches(x, x, torch.zeros(3, 4, dtype=torch.int64), 2, seeds=[0, 1])
+    with pytest.raises(ValueError, match="as many targets"):
+        ReplicaBatches(x, x[:4], torch.zeros(2, 4, dtype=torch.int64), 2, seeds=[0, 1])
+    with pytest.raises(ValueError, match="nothing to train on"):
+        ReplicaBatches(x, x, torch.zeros(2, 0, dtype=torch.int64), 2, seeds=[0, 1])
