@@ -26,7 +26,7 @@ from covary.training.batches import shuffled
 State = tuple[dict[str, Tensor], dict[str, Tensor], Tensor]
 
 # Recording takes as long as some dozens of steps, so there have to be more of them than a few.
-_STEPS_BEFORE_RECORDING = 20
+_STEPS_BEFORE_RECORDING = 5
 
 
 class Replicas(nn.Module):

@@ -38,6 +38,7 @@ _DENOMINATOR = (
     0.017138483872372195,
     0.001383473685191438,
 )
+_TWICE_NUMERATOR = tuple(2 * coefficient for coefficient in _NUMERATOR)
 
 
 class Tail(NamedTuple):
@@ -53,7 +54,7 @@ class Tail(NamedTuple):
 def tail(z: Tensor) -> Tail:
     """Density and tail integrals of N(0, 1) beyond |z|; docs/theory.md, eqs. (8) and (9)."""
     a = z.abs().clamp(max=_FAR.get(z.dtype, 16.0))
-    density = torch.exp(-0.5 * a * a) * (1 / math.sqrt(2 * math.pi))
+    density = torch.exp(_plus_product(-0.5 * math.log(2 * math.pi), a, a, factor=-0.5))
     # The integrals divided by the density vary slowly; these are called g0, g1 and g2 = second / 2
     # in the theory, and obey 1 = g1 + a g0 and g0 = 2 g2 + a g1.
     if z.dtype == torch.float64:
@@ -63,9 +64,9 @@ def tail(z: Tensor) -> Tail:
     else:
         # The differences above lose a^4 / 2 units in the last place: nothing in float64, all of
         # float32. Starting from the ratio g2 / g1 the same relations only add and multiply.
-        twice_ratio = 2 * _polynomial(_NUMERATOR, a) / _polynomial(_DENOMINATOR, a)
+        twice_ratio = _polynomial(_TWICE_NUMERATOR, a) / _polynomial(_DENOMINATOR, a)
         slope = a + twice_ratio
-        g1 = 1 / (1 + a * slope)
+        g1 = _plus_product(1.0, a, slope).reciprocal()
         g0 = slope * g1
         twice_g2 = twice_ratio * g1
     return Tail(a, density, density * g0, density * g1, density * twice_g2)
@@ -83,5 +84,10 @@ def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
     highest, second, *rest = reversed(coefficients)
     value = highest * x + second
     for coefficient in rest:
-        value = value * x + coefficient
+        value = _plus_product(coefficient, value, x)
     return value
+
+
+def _plus_product(constant: float, x: Tensor, y: Tensor, *, factor: float = 1.0) -> Tensor:
+    """``constant + factor * x * y`` in one pass over memory, which is what these formulas cost."""
+    return torch.addcmul(x.new_full((), constant), x, y, value=factor)

@@ -26,7 +26,7 @@ def _leaky_moments(mu: Tensor, var: Tensor, *, slope: float) -> ActivationMoment
     """The same for ``h(x) = slope x + (1 - slope) relu(x)``; docs/theory.md, eq. (14)."""
     sigma = var.sqrt()
     beyond = tail(mu / sigma)
-    mean = F.relu(mu) + sigma * beyond.first
+    mean = torch.addcmul(F.relu(mu), sigma, beyond.first)
     gain = below(mu, beyond)
     excess = beyond.second - beyond.mass.square() - beyond.first.square()
     if slope != 0.0:
