@@ -28,7 +28,7 @@ SPLITS = 20
 LEAST_TIMES_FASTER = 8.0  # what the project promises
 HIDDEN = 50
 NOISE = 0.3
-CONFIG = TrainingConfig(epochs=300, batch_size=128, lr=1e-3, weight_decay=0.0)
+CONFIG = TrainingConfig(epochs=500, batch_size=128, lr=1e-3, weight_decay=0.0)  # the paper's
 
 
 def network(split: data.Dataset, seed: int) -> nn.Sequential:

@@ -155,7 +155,8 @@ def broken_promises(measured: dict[str, Any]) -> list[str]:
         if measured["epoch over plain"][kind] > most
     ]
     for kind, share in measured["outside forward, backward and optimizer"].items():
-        if share > MOST_OVERHEAD:
+        # (A plain step is so short that what surrounds it shows; it is here to compare with.)
+        if kind != "plain" and share > MOST_OVERHEAD:
             broken.append(f"the loop adds {share:.0%} with {kind}, not {MOST_OVERHEAD:.0%}")
     if measured["table"]["peak memory of the process, MB"] > MOST_TABLE_MB:
         broken.append(f"a large table takes more than {MOST_TABLE_MB} MB")
