@@ -121,9 +121,14 @@ def environment(started: datetime, **more: Any) -> dict[str, Any]:
         "git_commit": _git_commit(),
         "platform": f"{platform.system()} {platform.machine()}",
         "started": started.isoformat(timespec="seconds"),
-        "seconds": round((datetime.now(timezone.utc) - started).total_seconds(), 1),
+        **elapsed(started),
         **more,
     }
+
+
+def elapsed(started: datetime) -> dict[str, float]:
+    """How long it has taken until now."""
+    return {"seconds": round((datetime.now(timezone.utc) - started).total_seconds(), 1)}
 
 
 def command_line() -> str:

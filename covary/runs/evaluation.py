@@ -58,7 +58,8 @@ def evaluate(
     """
     started = datetime.now(timezone.utc)
     config = run.config()
-    net = with_covariance(run.network(), "full")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    net = with_covariance(run.network(), "full").to(device)
     dataset, _ = load_data(config.data, data_dir=data_dir, seed=config.training.seed)
     parts = {"test": _measure(net, dataset.x_test, dataset.y_test, "test", seed, progress)}
     for name in ood:

@@ -16,7 +16,7 @@ from covary.data import DataError, Dataset, Schema
 from covary.models import with_covariance
 from covary.moments import Moments
 from covary.runs.config import DataConfig, ModelConfig, RunConfig
-from covary.runs.directory import Run, RunError, environment
+from covary.runs.directory import Run, RunError, elapsed, environment
 from covary.runs.presets import preset
 from covary.training import (
     Checkpoint,
@@ -170,8 +170,23 @@ def train(
         _standardize(net, x, y)
     # Each process draws its own dropout masks and crops.
     torch.manual_seed(seed + fabric.global_rank)
+    record = environment(
+        started,
+        seed=seed,
+        data=dataset.source,
+        notes=list(dataset.notes),
+        training_samples=len(x),
+        validation_samples=len(held_out),
+        test_samples=len(dataset.x_test),
+        processes=fabric.world_size,
+        device=str(fabric.device),
+    )
+    if fabric.is_global_zero:
+        # Now, and again at the end: a run that is killed has its circumstances on record too.
+        run.write_json("environment.json", record)
+    objective = _objective(net, config, y)
     history = fit(
-        _objective(net, config, y),
+        objective,
         TensorBatches(
             x, y, config.training.batch_size, seed=seed, transform=_augmentation(config, dataset)
         ),
@@ -179,24 +194,13 @@ def train(
         fabric=fabric,
         checkpoint=Checkpoint(run.checkpoint_path, checkpoint_minutes),
         resume=resume,
-        validate=_validation(net, dataset, held_out, config, fabric.device),
+        validate=_validation(objective, dataset, held_out, config, fabric.device),
         log=MetricsLog(run.metrics_path) if fabric.is_global_zero else None,
         display=display,
     )
     if fabric.is_global_zero:
         run.save_network(net)
-        record = environment(
-            started,
-            seed=seed,
-            data=dataset.source,
-            notes=list(dataset.notes),
-            training_samples=len(x),
-            validation_samples=len(held_out),
-            test_samples=len(dataset.x_test),
-            processes=fabric.world_size,
-            device=str(fabric.device),
-        )
-        run.write_json("environment.json", record)
+        run.write_json("environment.json", record | elapsed(started))
     fabric.barrier()
     return history
 
@@ -243,12 +247,11 @@ def _augmentation(config: RunConfig, dataset: Dataset) -> Callable[[Tensor], Ten
 
 
 def _validation(
-    net: nn.Module, dataset: Dataset, rows: Tensor, config: RunConfig, device: torch.device
+    objective: nn.Module, dataset: Dataset, rows: Tensor, config: RunConfig, device: torch.device
 ) -> Callable[[], dict[str, Any]] | None:
     if len(rows) == 0:
         return None
-    objective = _objective(net, config, dataset.y)
-    per_sample = with_covariance(net, "full")
+    per_sample = with_covariance(objective, "full").get_submodule("net")
 
     @torch.no_grad()
     def validate() -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Checkpoint:
         tensors = {f"objective/{name}": value for name, value in objective.state_dict().items()}
         broken = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
         if broken:
-            raise FloatingPointError(f"{broken[0].removeprefix('objective/')} is not finite.")
+            raise FloatingPointError(f"{broken[0].removeprefix('objective/')} is not finite")
         for name, state in _optimizer_states(objective, optimizer).items():
             tensors |= {f"optimizer/{name}/{key}": value for key, value in state.items()}
         tensors |= {f"random/{device}": state for device, state in _random_states().items()}

@@ -21,6 +21,7 @@ from covary.training.batches import Batches
 from covary.training.checkpoint import Checkpoint, Position
 from covary.training.config import TrainingConfig, learning_rate, make_optimizer
 from covary.training.display import Display, Silent
+from covary.training.errors import DivergedError, StoppedError
 from covary.training.log import MetricsLog
 from covary.training.signals import asked_to_stop
 
@@ -29,14 +30,6 @@ if TYPE_CHECKING:
     from lightning_fabric.wrappers import _FabricOptimizer
 
 Row = dict[str, Any]
-
-
-class DivergedError(RuntimeError):
-    """The loss, or a weight, is no longer a number."""
-
-
-class StoppedError(RuntimeError):
-    """Someone asked training to stop; the checkpoint is written."""
 
 
 def fit(
@@ -104,7 +97,7 @@ def fit(
                 if fabric.broadcast(bool(stop and stop(row))):
                     break
                 if asked.is_set() and loop.position.epoch < config.epochs:
-                    raise StoppedError(_stopped(loop.position))
+                    raise StoppedError(loop.position)
     finally:
         display.close()
         if log:
@@ -152,7 +145,7 @@ class _Loop:
                 break  # whoever wants to stop now gets a complete epoch
             if stop:
                 self.save()
-                raise StoppedError(_stopped(position))
+                raise StoppedError(position)
             if self.checkpoint and self.checkpoint.due():
                 self.save()
         seconds = time.perf_counter() - began
@@ -190,7 +183,7 @@ class _Loop:
         value, shown, *flags = numbers.tolist()
         if not math.isfinite(value):
             inputs = f"(inputs of this batch from {x.min().item():.4g} to {x.max().item():.4g})"
-            raise DivergedError(self.diverged(f"The loss is {value} {inputs}"))
+            raise self._diverged(f"The loss is {value} {inputs}")
         fabric.backward(loss * share)
         if self.config.clip:
             fabric.clip_gradients(self.module, self.engine, max_norm=self.config.clip)
@@ -204,17 +197,7 @@ class _Loop:
             try:
                 self.checkpoint.save(self.objective, self.optimizer, self.position)
             except FloatingPointError as error:
-                raise DivergedError(self.diverged(str(error))) from None
+                raise self._diverged(str(error)) from None
 
-    def diverged(self, problem: str) -> str:
-        at = self.position
-        return (
-            f"{problem}, at step {at.step + 1} (epoch {at.epoch + 1}, batch {at.batch + 1} of "
-            f"{len(self.batches)}). The last checkpoint was kept. Try a smaller learning rate (it "
-            f"is {self.config.lr:g}), a limit on gradients (clip), or look for extreme values in "
-            "the data."
-        )
-
-
-def _stopped(position: Position) -> str:
-    return f"Stopped on request after step {position.step} ({position.epoch} epochs complete)."
+    def _diverged(self, problem: str) -> DivergedError:
+        return DivergedError(problem, self.position, len(self.batches), self.config)
