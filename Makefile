@@ -39,7 +39,7 @@ $(READY): pyproject.toml constraints.txt
 	  exit 1; }
 	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || \
 	  echo "Note: no C compiler found; all but the torch.compile test will work."
-	@echo "Setting up $(VENV): about 1.5 GB of packages, a few minutes the first time."
+	@echo "Setting up $(VENV): about 2 GB of packages, a few minutes the first time."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
 	@touch $@

@@ -43,10 +43,7 @@ def network(split: data.Dataset, seed: int) -> nn.Sequential:
 
 def objectives(splits: Sequence[data.Dataset]) -> list[RegressionLoss]:
     """A network for each split with its loss, the same whenever they are made."""
-    return [
-        RegressionLoss(network(split, seed), split.y.std(0, correction=0))
-        for seed, split in enumerate(splits)
-    ]
+    return [RegressionLoss(network(split, seed)) for seed, split in enumerate(splits)]
 
 
 def alone(split: data.Dataset, objective: RegressionLoss, seed: int) -> float:

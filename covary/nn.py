@@ -363,7 +363,11 @@ class Standardize(nn.Module):
 
 
 class Rescale(nn.Module):
-    """mean -> mean * scale + shift, C -> scale_i scale_j C_ij: outputs in their original units."""
+    """mean -> mean * scale + shift, C -> scale_i scale_j C_ij: outputs in their original units.
+
+    What comes out is of the type of the buffers if that is the wider one: float64 keeps small
+    differences between values around 1e9.
+    """
 
     shift: Tensor
     scale: Tensor
@@ -375,10 +379,9 @@ class Rescale(nn.Module):
 
     def forward(self, moments: Moments) -> Moments:
         _check_moments(moments, self)
-        scale = self.scale.to(moments.mean.dtype)
-        mean = moments.mean * scale + self.shift.to(moments.mean.dtype)
+        mean = moments.mean * self.scale + self.shift
         with covariance_grad():
-            return Moments(mean, moments.cov.scale(scale.expand(1, mean.shape[-1])))
+            return Moments(mean, moments.cov.scale(self.scale.expand(1, mean.shape[-1])))
 
 
 def _usable(scale: Tensor, layer: str) -> Tensor:

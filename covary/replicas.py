@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from covary.nn import Lift, Noise
 from covary.settings import covariance_is_supervised, is_autocast
-from covary.training.batches import shuffled
+from covary.training.batches import count, divided, shuffled
 
 # Parameters and buffers by name, and the noise of each noisy layer.
 State = tuple[dict[str, Tensor], dict[str, Tensor], Tensor]
@@ -241,13 +241,13 @@ class ReplicaBatches:
         self.batch_size, self.seeds = batch_size, list(seeds)
 
     def __len__(self) -> int:
-        return -(-self.rows.shape[1] // self.batch_size)
+        return count(self.rows.shape[1], self.batch_size)
 
     def epoch(self, epoch: int, *, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of this epoch but for the first ``skip``."""
         samples = self.rows.shape[1]
         orders = torch.stack([shuffled(samples, seed, epoch) for seed in self.seeds])
-        for rows in torch.split(self.rows.gather(1, orders), self.batch_size, dim=1)[skip:]:
+        for rows in divided(self.rows.gather(1, orders), self.batch_size, dim=1)[skip:]:
             yield self.x[rows].transpose(0, 1), self.y[rows].transpose(0, 1)
 
 

@@ -157,8 +157,8 @@ def history(task, epochs, rng):
             }
         else:
             row |= {
-                "rmse": 9 - 6.2 * progress + rng.normal(0, 0.03),
-                "validation_rmse": 9 - 5.8 * progress + rng.normal(0, 0.08),
+                "mae": 9 - 6.2 * progress + rng.normal(0, 0.03),
+                "validation_mae": 9 - 5.8 * progress + rng.normal(0, 0.08),
             }
         rows.append(row)
     return rows

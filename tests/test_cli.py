@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from covary.cli import app
-from covary.cli import train as train_command
 
 QUICK = ["--hidden", "8", "--epochs", "2"]
 
@@ -46,6 +45,11 @@ def finished(running: subprocess.Popen[str], code: int = 0) -> str:
     out, err = running.communicate(timeout=300)
     assert running.returncode == code, err
     return out
+
+
+def strict_json(text: str):
+    """As others than Python read it: NaN is no JSON."""
+    return json.loads(text, parse_constant=pytest.fail)
 
 
 def write_table(path: Path, rows: int = 60, seed: int = 0) -> Path:
@@ -92,7 +96,7 @@ def test_from_data_to_page(tmp_path):
 
 
 def test_a_table_of_ones_own(tmp_path):
-    table, run = write_table(tmp_path / "houses.csv"), tmp_path / "run"
+    table, run = write_table(tmp_path / "houses.csv"), tmp_path / "a [b] run"
     said = covary("train", table, "--target", "price", "--out", run, *QUICK)
     assert "Regression" in said
     assert "rmse" in covary("evaluate", run, "--json")
@@ -107,15 +111,17 @@ def test_a_report_evaluates_first_if_nobody_did(tmp_path):
     covary("train", "diabetes", "--out", tmp_path / "run", *QUICK)
     said = covary("report", tmp_path / "run")
     assert "measuring it on its test data first" in said
-    assert (tmp_path / "run" / "evaluation.json").exists()
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "Mean absolute error" in page  # through training, as a really trained run has it
+    assert "measuring" not in covary("report", tmp_path / "run")
 
 
 def test_json_is_json_and_nothing_else(tmp_path):
     out = finished(process("train", "two-moons", "--out", tmp_path / "run", "--json", *QUICK))
-    assert len(json.loads(out)["epochs"]) == 2
+    assert len(strict_json(out)["epochs"]) == 2
     out = finished(process("evaluate", tmp_path / "run", "--json"))
-    assert 0.5 < json.loads(out)["parts"]["test"]["accuracy"] <= 1
-    listed = json.loads(finished(process("data", "list", "--json")))
+    assert 0.5 < strict_json(out)["parts"]["test"]["accuracy"] <= 1
+    listed = strict_json(finished(process("data", "list", "--json")))
     assert {"digits", "mnist", "yacht"} <= {row["name"] for row in listed}
 
 
@@ -139,6 +145,15 @@ def test_dry_run_prints_the_whole_configuration_and_does_nothing(tmp_path):
         (["train", "digits", "--epochs", "-3"], "epochs"),
         (["train", "digits", "--validation", "1.5"], "fraction"),
         (["train", "digits", "--seed", "-1"], "seed"),
+        (["train", "digits", "--target", "y"], "for tables"),
+        (["train", "digits", "--missing", "drop"], "for tables"),
+        (["train", "yacht", "--split", "99"], "splits 0 to 19"),
+        (["train", "t.csv", "--target", "y", "--split", "3"], "for known sets"),
+        (["train", "t.csv", "--target", "y", "--missing", "maybe"], "error, mean, drop"),
+        (["train", "t.csv"], "--target NAME"),
+        (["train", "digits", "--precision", "8"], "32-true"),
+        (["train", "digits", "--resume", "--overwrite"], "choose one"),
+        (["data", "fetch", "nope"], "no data set"),
         (["train"], "Missing argument"),
         (["evaluate"], "Missing argument"),
         (["nonsense"], "No such command"),
@@ -157,8 +172,6 @@ def test_failure_is_one_sentence_and_exit_code_1(tmp_path):
         (["report", tmp_path], "holds no run"),
         (["train", tmp_path / "no.csv", "--target", "y"], "no.csv"),
         (["train", write_table(tmp_path / "t.csv"), "--target", "prize"], "price"),
-        (["train", tmp_path / "t.csv"], "--target NAME"),
-        (["train", "digits", "--target", "y"], "for tables"),
     ):
         said = covary(*arguments, code=1)
         assert said.startswith("error: ")
@@ -177,7 +190,8 @@ def test_demo_is_the_three_commands(tmp_path):
     for command in ("covary train digits", "covary evaluate", "covary report"):
         assert f"$ {command}" in said
     assert (tmp_path / "demo" / "report.html").as_uri() in said.replace("\n", "")
-    assert train_command.train.__name__ == "train"
+    covary("train", "two-moons", "--out", tmp_path / "mine", *QUICK)
+    assert "run on other data" in covary("demo", "--out", tmp_path / "mine", code=1)
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -237,3 +251,17 @@ def test_two_processes_give_the_loss_of_one(tmp_path):
         torch.testing.assert_close(double[name], single[name], rtol=1e-3, atol=1e-4)
     environment = json.loads((tmp_path / "two" / "environment.json").read_text())
     assert environment["processes"] == 2
+
+
+def test_a_signal_to_one_process_stops_both(tmp_path):
+    command = ["train", *SLOWLY, "--accelerator", "cpu", "--devices", "2", "--strategy", "ddp"]
+    running = process(*command, "--epochs", "500", "--out", tmp_path / "run")
+    log = tmp_path / "run" / "metrics.jsonl"
+    while not log.exists():
+        assert running.poll() is None, running.communicate()
+        time.sleep(0.005)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130, said
+    assert "--resume" in said
+    assert "Traceback" not in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from dataclasses import replace
 
@@ -251,7 +252,10 @@ def test_without_a_folder_the_environment_or_the_cache_is_used(tiny, tmp_path, m
         server.files |= {f"/{name}": content for name, content in tiny(server.url).items()}
         assert data.fetch("tiny") == tmp_path / "cache" / "tiny"
         monkeypatch.setenv("COVARY_DATA", str(tmp_path / "named"))
+        assert data.fetch("tiny") == tmp_path / "cache" / "tiny"  # it is there: nothing to do
+        shutil.rmtree(tmp_path / "cache")
         assert data.fetch("tiny") == tmp_path / "named" / "tiny"
+        shutil.rmtree(tmp_path / "named")
         monkeypatch.setattr(store, "_writable", lambda folder: folder.name != "named")
         assert data.fetch("tiny") == tmp_path / "cache" / "tiny"
 

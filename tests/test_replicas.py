@@ -93,7 +93,7 @@ def test_together_as_alone(activation, covariance, recorded_after, monkeypatch):
     y = x[:, :1].sin() + 3
     nets = networks(activation=activation, covariance=covariance)
     before = copy.deepcopy(nets)
-    together, alone = train_both_ways(nets, lambda net: RegressionLoss(net, y.std(0)), x, y)
+    together, alone = train_both_ways(nets, lambda net: RegressionLoss(net), x, y)
     assert states_differ_by(together, alone) < 1e-4
     assert states_differ_by(before, alone) > 0.1
     assert states_differ_by(before, nets) == 0, "replicas are copies"
@@ -114,7 +114,7 @@ def test_batch_norm_together_as_alone(recorded_after, monkeypatch):
     y = x[:, :1].sin()
     # A bias before batch norm has no effect and no gradient but round-off, which Adam makes large.
     nets = networks(batch_norm=True, bias=False)
-    together, alone = train_both_ways(nets, lambda net: RegressionLoss(net, torch.ones(1)), x, y)
+    together, alone = train_both_ways(nets, lambda net: RegressionLoss(net), x, y)
     assert states_differ_by(together, alone) < 1e-4
     assert together[0].state_dict()["3.running_mean"].abs().max() > 0.01
 
@@ -147,7 +147,7 @@ def test_a_recorded_step_gives_the_same_gradients_and_leaves_the_rest_alone(monk
         monkeypatch.setattr(module, "_STEPS_BEFORE_RECORDING", recorded_after)
         torch.manual_seed(1)
         nets = networks(batch_norm=True)
-        loss = ReplicaLoss([RegressionLoss(net, torch.ones(1)) for net in nets])
+        loss = ReplicaLoss([RegressionLoss(net) for net in nets])
         for parameter in loss.replicas.stacked.net[2].parameters():
             parameter.requires_grad_(False)
         randomness = torch.get_rng_state()
@@ -163,7 +163,7 @@ def test_a_recorded_step_gives_the_same_gradients_and_leaves_the_rest_alone(monk
 def test_recorded_dropout_draws_anew_for_every_step_and_replica(monkeypatch):
     monkeypatch.setattr(module, "_STEPS_BEFORE_RECORDING", 0)
     net = covary.mlp([FEATURES, 50, 1], dropout=0.5)
-    loss = ReplicaLoss([RegressionLoss(net, torch.ones(1))] * 2)
+    loss = ReplicaLoss([RegressionLoss(net)] * 2)
     x, y = torch.ones(4, 2, FEATURES), torch.zeros(4, 2, 1)
     values = []
     for _ in range(3):
@@ -177,7 +177,7 @@ def test_recorded_dropout_draws_anew_for_every_step_and_replica(monkeypatch):
 def test_modes_and_covariances_have_recordings_of_their_own(monkeypatch):
     monkeypatch.setattr(module, "_STEPS_BEFORE_RECORDING", 0)
     nets = networks(batch_norm=True, covariance="shared")
-    loss = ReplicaLoss([RegressionLoss(net, torch.ones(1)) for net in nets])
+    loss = ReplicaLoss([RegressionLoss(net) for net in nets])
     twin = covary.with_covariance(loss, "diagonal")
     x, y = torch.randn(6, len(NOISES), FEATURES), torch.randn(6, len(NOISES), 1)
     values = [loss(x, y)[0], twin(x, y)[0], loss.eval()(x, y)[0]]
@@ -188,7 +188,7 @@ def test_modes_and_covariances_have_recordings_of_their_own(monkeypatch):
 
 def test_parameters_may_be_frozen_after_recording(monkeypatch):
     monkeypatch.setattr(module, "_STEPS_BEFORE_RECORDING", 0)
-    loss = ReplicaLoss([RegressionLoss(net, torch.ones(1)) for net in networks()])
+    loss = ReplicaLoss([RegressionLoss(net) for net in networks()])
     x, y = torch.randn(6, len(NOISES), FEATURES), torch.randn(6, len(NOISES), 1)
     loss(x, y)[0].backward()
     first, *others = loss.parameters()

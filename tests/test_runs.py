@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 import covary
 from covary.data import DataError, Dataset
 from covary.runs import DataConfig, ModelConfig, Run, RunConfig, RunError, evaluate
-from covary.runs.evaluation import layer_names
+from covary.runs.evaluation import LAYER_SAMPLES, classification_metrics, layer_names
 from covary.runs.training import load_data, resolve, train
 from covary.training import TrainingConfig
 from covary.uncertainty import metrics
@@ -31,7 +31,8 @@ def trained(path, name: str, **chosen) -> Run:
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory) -> Run:
-    run = trained(tmp_path_factory.mktemp("runs") / "digits", "digits", activation="relu", epochs=6)
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    run = trained(folder, "digits", activation="relu", epochs=12, hidden=(32, 16))
     evaluate(run)
     return run
 
@@ -104,7 +105,9 @@ def test_layers_are_measured_on_some_of_each_kind(classifier):
     entropy, label = stored["test/layer_entropy"], stored["test/label"]
     assert evaluation["layers"] == ["activation1", "activation2", "linear3"]
     measured = ~np.isnan(entropy[:, 0])
+    assert measured.sum() == LAYER_SAMPLES
     wrong = stored["test/mean"].argmax(1) != label
+    assert 10 < wrong.sum() < LAYER_SAMPLES / 2
     assert measured[wrong].all()
     np.testing.assert_allclose(
         entropy[measured, -1], stored["test/entropy"][measured], rtol=1e-3, atol=1e-3
@@ -224,7 +227,7 @@ def test_presets_are_those_of_the_paper():
     dataset, _ = load_data(DataConfig(name="quadrants"))
     config = resolve(DataConfig(name="quadrants"), dataset, {})
     assert config.model.widths == [2, 64, 32, 16, 8, 2]
-    assert config.model.noise == (0.5,)
+    assert config.model.noise == (0.5,) * 5
     assert (config.training.epochs, config.training.batch_size) == (20, 128)
     assert (config.training.lr, config.training.weight_decay) == (5e-4, 1e-5)
 
@@ -239,6 +242,83 @@ def test_double_precision_and_augmentation(tmp_path):
     dataset, _ = load_data(moons)
     with pytest.raises(DataError, match="for images"):
         train(resolve(moons, dataset, QUICK), dataset, Run(tmp_path / "moons"))
+    assert not (tmp_path / "moons").exists()
+
+
+def test_a_table_that_changed_is_refused(tmp_path):
+    """Its rows would be divided anew, and training rows would be tested on."""
+    table = tmp_path / "t.csv"
+    rows = np.random.default_rng(0).normal(size=(80, 3)).round(4)
+    np.savetxt(table, rows, delimiter=",", header="a,b,y", comments="")
+    config = DataConfig(name=str(table), target=("y",))
+    dataset, schema = load_data(config)
+    run, resolved = Run(tmp_path / "run"), resolve(config, dataset, QUICK)
+    train(resolved, dataset, run, schema=schema)
+    evaluate(run)
+    with table.open("a") as file:
+        file.write("1,2,3\n")
+    with pytest.raises(DataError, match="not the file that this run was trained on"):
+        evaluate(run)
+    grown, _ = load_data(config)
+    with pytest.raises(RunError, match=r"data\.sha256"):
+        train(resolve(config, grown, QUICK), grown, run, resume=True)
+
+
+def test_overwriting_leaves_nothing_of_the_run_before(tmp_path):
+    run = trained(tmp_path / "run", "two-moons", epochs=1)
+    evaluate(run)
+    assert run.evaluation_is_current()
+    (run.path / "mine.txt").write_text("kept")
+    dataset, _ = load_data(DataConfig(name="two-moons"))
+    more = resolve(DataConfig(name="two-moons"), dataset, QUICK | {"epochs": 2})
+    train(more, dataset, run, resume=True)
+    assert not run.evaluation_is_current()
+    train(more, dataset, run, overwrite=True)
+    assert not run.evaluation_path.exists()
+    assert (run.path / "mine.txt").read_text() == "kept"
+
+
+def test_a_run_is_never_resumed_to_fewer_epochs(tmp_path):
+    run = trained(tmp_path / "run", "two-moons", epochs=3)
+    dataset, _ = load_data(DataConfig(name="two-moons"))
+    fewer = resolve(DataConfig(name="two-moons"), dataset, QUICK | {"epochs": 2})
+    with pytest.raises(RunError, match=r"training\.epochs: 2, not 3"):
+        train(fewer, dataset, run, resume=True)
+
+
+def test_a_run_that_was_stopped_can_be_looked_at(tmp_path):
+    run = trained(tmp_path / "run", "two-moons")
+    whole = run.network().state_dict()
+    run.model_path.unlink()
+    for name, value in run.network().state_dict().items():
+        torch.testing.assert_close(value, whole[name], rtol=0, atol=0)
+
+
+def test_wrong_options_leave_no_folder(tmp_path):
+    config = DataConfig(name="digits")
+    dataset, _ = load_data(config)
+    with pytest.raises(ValueError, match="precision"):
+        resolve(config, dataset, QUICK | {"precision": "bf16-true"})
+    with pytest.raises(ValueError, match="strategy"):
+        train(resolve(config, dataset, QUICK), dataset, Run(tmp_path / "run"), strategy="nonsense")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_preset_of_noise_fits_any_number_of_layers():
+    dataset, _ = load_data(DataConfig(name="diabetes"))
+    named = replace(dataset, name="yacht")
+    config = resolve(DataConfig(name="yacht"), named, {"hidden": (50, 40)})
+    assert config.model.noise == (0.3, 0.0, 0.0)
+    config.model.build()
+
+
+def test_equally_confident_samples_are_told_apart():
+    """Gaps of logits above 37 all have a max-softmax of exactly 1 in float64."""
+    gaps = np.r_[np.linspace(60, 80, 20), np.linspace(38, 50, 10)]
+    mean = np.c_[gaps, np.zeros(30)].astype(np.float32)
+    label = np.r_[np.zeros(20), np.ones(10)].astype(int)
+    found = classification_metrics({"mean": mean, "label": label, "entropy": -gaps})
+    assert found["auroc_max_softmax"] == found["auroc_entropy"] == 1
 
 
 def test_layer_names():

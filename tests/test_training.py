@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import signal
 
 import pytest
@@ -85,20 +86,51 @@ def test_training_lowers_the_loss(optimizer, schedule):
 
 
 def test_regression_loss_counts_in_deviations_of_the_target():
-    net = covary.mlp([3, 4, 2])
-    x, y = torch.randn(9, 3), torch.randn(9, 2) * torch.tensor([1.0, 1000.0])
-    loss, error = RegressionLoss(net, y.std(0))(x, y)
+    body = covary.mlp([3, 4, 2])
+    x, y = torch.randn(9, 3), torch.randn(9, 2) * torch.tensor([1.0, 1000.0]) + 50
+    net = nn.Sequential(*body, covary.nn.Rescale(y.mean(0), y.std(0)))
+    loss, error = RegressionLoss(net)(x, y)
     gap = net(x).mean - y
     torch.testing.assert_close(loss, (gap / y.std(0)).square().mean())
     torch.testing.assert_close(error, gap.abs().mean())
+    loss, error = RegressionLoss(body)(x, y)
+    torch.testing.assert_close(loss, (body(x).mean - y).square().mean())
+    torch.testing.assert_close(error, (body(x).mean - y).abs().mean())
+
+
+def test_targets_with_a_large_offset_are_learnt_as_well():
+    x, _ = problem(200)
+    y = (x[:, :1] + x[:, 1:2]).double() + 1e9
+    torch.manual_seed(0)
+    net = nn.Sequential(*covary.mlp([5, 16, 1], noise=0.1), covary.nn.Rescale(y.mean(0), y.std(0)))
+    config = TrainingConfig(epochs=60, batch_size=32, lr=1e-2)
+    fit(RegressionLoss(net), TensorBatches(x, y, 32), config)
+    with torch.no_grad():
+        error = (net(x).mean - y).square().mean().sqrt()
+    assert error < 0.3 * y.std()
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 16, 17, 18])
+def test_no_batch_has_a_single_sample(n):
+    batches = TensorBatches(torch.arange(n), torch.arange(n), 8)
+    sizes = [len(part) for part, _ in batches.epoch(0)]
+    assert len(sizes) == len(batches)
+    assert sum(sizes) == n
+    assert n == 1 or min(sizes) > 1
+
+
+def test_errors_survive_a_process_pool():
+    for error in (DivergedError("why"), StoppedError("when")):
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert not issubclass(StoppedError, Exception)  # or a grid search would go on to the next
 
 
 def test_batches_depend_on_seed_and_epoch_alone():
-    x, y = torch.arange(10), torch.arange(10)
+    x, y = torch.arange(11), torch.arange(11)
     batches = TensorBatches(x, y, 3, seed=5)
     assert len(batches) == 4
     first = [part.tolist() for part, _ in batches.epoch(0)]
-    assert sorted(row for part in first for row in part) == list(range(10))
+    assert sorted(row for part in first for row in part) == list(range(11))
     assert first == [part.tolist() for part, _ in TensorBatches(x, y, 3, seed=5).epoch(0)]
     assert first[2:] == [part.tolist() for part, _ in batches.epoch(0, skip=2)]
     assert first != [part.tolist() for part, _ in batches.epoch(1)]
@@ -176,7 +208,6 @@ def test_a_run_that_was_killed_ends_where_it_would_have(tmp_path, at, minutes):
             log=log,
             display=KillAt(at),
         )
-    torch.manual_seed(0 if not checkpoint.path.exists() else 123)
     resumed = objective(dropout=0.3, batch_norm=True)
     fit(resumed, batches, CONFIG, checkpoint=checkpoint, resume=True, log=log)
     assert_same(weights(resumed), weights(whole))

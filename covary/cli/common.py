@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, ParamSpec, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
@@ -16,6 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 from covary.training import StoppedError
+from covary.training.log import without_nan
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -48,8 +51,6 @@ def reported(command: Callable[Parameters, Result]) -> Callable[Parameters, Resu
 
     @functools.wraps(command)
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        if kwargs.get("debug"):
-            return command(*args, **kwargs)
         try:
             return command(*args, **kwargs)
         except (typer.Exit, typer.Abort, typer.BadParameter):
@@ -60,9 +61,13 @@ def reported(command: Callable[Parameters, Result]) -> Callable[Parameters, Resu
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
         except (ValueError, RuntimeError, OSError, ImportError, MemoryError) as error:
+            if kwargs.get("debug"):
+                raise
             fail(str(error) or type(error).__name__)
             raise typer.Exit(1) from None
         except Exception as error:
+            if kwargs.get("debug"):
+                raise
             fail(f"{type(error).__name__}: {error} (run again with --debug to see where)")
             raise typer.Exit(1) from None
 
@@ -82,18 +87,18 @@ def say(sentence: str, style: str | None = None) -> None:
 def show_json(content: Any) -> None:
     """The result for machines."""
     if _is_first:
-        sys.stdout.write(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        text = json.dumps(without_nan(content), indent=1, ensure_ascii=False, allow_nan=False)
+        sys.stdout.write(text + "\n")
 
 
 def show_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1
 ) -> None:
     """The result for people; the first ``left`` columns hold words, the rest numbers."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=_escape(title), title_justify="left")
     for i, column in enumerate(columns):
-        table.add_column(
-            column, justify="left" if i < left else "right", overflow="fold", no_wrap=i == 0
-        )
+        justify: Literal["left", "right"] = "left" if i < left else "right"
+        table.add_column(_escape(column), justify=justify, overflow="fold", no_wrap=i == 0)
     for row in rows:
         table.add_row(*map(_escape, row))
     results.print(table)
@@ -118,6 +123,11 @@ def numbers(text: str | None, kind: Callable[[str], Any], option: str) -> tuple[
         raise typer.BadParameter(
             f"{text!r} is not a list of numbers such as 0.2 or 128,64,32.", param_hint=option
         ) from None
+
+
+def quoted(path: Path) -> str:
+    """A path as a shell takes it."""
+    return shlex.quote(str(path))
 
 
 def _escape(text: str) -> str:

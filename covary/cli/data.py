@@ -74,6 +74,11 @@ def fetch_data(
 
     - `covary data fetch cifar10`
     """
+    with common.wrong_use():
+        entry = data.describe(name)
+    if entry.make:
+        say(f"{name} is built in: there is nothing to fetch.")
+        return
     folder = data.fetch(name, data_dir=data_dir, progress=not as_json)
     status = data.status(name, data_dir)
     if as_json:

@@ -11,6 +11,7 @@ import typer
 from covary.cli.common import Debug, Seed, reported, say
 from covary.cli.look import evaluate, report
 from covary.cli.train import train
+from covary.runs import Run, RunError
 
 
 @reported
@@ -30,9 +31,14 @@ def demo(
 
     - `covary demo`
     """
-    say("$ " + shlex.join(["covary", "train", "digits", "--out", str(out), "--overwrite"]), "bold")
+    run = Run(out)
+    if run.exists() and run.config().data.name != "digits":
+        raise RunError(f"{out} holds a run on other data. Choose another folder (--out).")
+    said = {"--epochs": epochs, "--seed": seed, "--out": out}
+    options = [str(part) for option in said.items() for part in option]
+    say("$ " + shlex.join(["covary", "train", "digits", *options, "--overwrite"]), "bold")
     train("digits", out=out, overwrite=True, epochs=epochs, seed=seed, debug=debug)
     say("$ " + shlex.join(["covary", "evaluate", str(out)]), "bold")
-    evaluate(out, seed=seed, debug=debug)
+    evaluate(out, debug=debug)
     say("$ " + shlex.join(["covary", "report", str(out)]), "bold")
-    report(out, seed=seed, debug=debug)
+    report(out, debug=debug)

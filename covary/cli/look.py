@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from covary.cli import common
-from covary.cli.common import DataDir, Debug, Json, Seed, reported, say
+from covary.cli.common import DataDir, Debug, Json, Seed, quoted, reported, say
 from covary.runs import Run
 from covary.runs import evaluate as measure
 
@@ -73,17 +73,20 @@ def evaluate(
         ["", *parts],
         [[_WORDS[key], *(_number(part, key) for part in parts.values())] for key in keys],
     )
+    for note in evaluation["notes"]:
+        say(f"Note: {note}")
     if evaluation["separability"]:
+        usual = "right predictions" if "accuracy" in parts["test"] else "test inputs"
         against = {name: "wrong" if name == "test" else name for name in evaluation["separability"]}
         common.show_table(
-            "Separability of entropy from that of right predictions, by layer",
+            f"Separability of entropy from that of {usual}, by layer",
             ["layer", *against.values()],
             [
                 [layer, *(_decimal(values[i]) for values in evaluation["separability"].values())]
                 for i, layer in enumerate(evaluation["layers"])
             ],
         )
-    say(f"Written to {Run(run).evaluation_path}. Look at it: covary report {run}.")
+    say(f"Written to {Run(run).evaluation_path}. Look at it: covary report {quoted(run)}.")
 
 
 @reported
@@ -99,8 +102,8 @@ def report(
 ) -> None:
     """Write one page that shows what a run is unsure of: a single file that opens anywhere.
 
-    Figures also go to the folder figures/ of the run, as PNG and SVG. A run that was not evaluated
-    yet is evaluated first, on its test data.
+    Figures also go to the folder figures/ beside it, as PNG and SVG. A run that was not evaluated
+    since it was trained is evaluated first, on its test data.
 
     Example:
 
@@ -109,8 +112,8 @@ def report(
     from covary.report import write
 
     Run(run).config()  # a folder that holds no run is said to be none, not to lack an evaluation
-    if not Run(run).evaluation_path.exists():
-        say("Not evaluated yet: measuring it on its test data first.")
+    if not Run(run).evaluation_is_current():
+        say("Not evaluated since it was trained: measuring it on its test data first.")
         measure(Run(run), data_dir=data_dir, seed=seed, progress=common.progress)
     page = write(run, out=out)
     if as_json:

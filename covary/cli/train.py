@@ -125,7 +125,12 @@ def train(
         str, _option(_TABLE, "--delimiter", "What separates columns; found out if not given.")
     ] = "",
     accelerator: Annotated[
-        str, _option(_ENGINE, "--accelerator", "auto, cpu, cuda, mps: as in Lightning Fabric.")
+        str,
+        _option(
+            _ENGINE,
+            "--accelerator",
+            "auto (cuda, else cpu), or one of Lightning Fabric's.",
+        ),
     ] = "auto",
     devices: Annotated[
         int, _option(_ENGINE, "--devices", "How many; each gets its part of every batch.", min=1)
@@ -180,10 +185,16 @@ def train(
         "precision": precision,
     }
     with common.wrong_use():
-        if not DataConfig(name=data).is_table:
-            describe(data)
+        if resume and overwrite:
+            raise ValueError("--resume goes on with a run, --overwrite replaces it: choose one.")
+        is_table = DataConfig(name=data).is_table
+        if is_table and not target:
+            raise ValueError(f"Which column of {data} is to be predicted? Say --target NAME.")
+        if not is_table and not 0 <= split < max(1, describe(data).splits):
+            raise ValueError(f"{data} has splits 0 to {max(1, describe(data).splits) - 1}.")
         data_config = DataConfig(
-            name=data,
+            # Wherever the run is looked at from, this is the file that it means.
+            name=str(Path(data).resolve()) if is_table else data,
             split=split,
             validation=validation,
             augment=augment,
@@ -229,8 +240,9 @@ def train(
         common.show_json({"run": str(run.path), "config": asdict(config), "epochs": history})
         return
     if not history:
-        say("All epochs were complete already.")
-    say(f"Done. Measure it: covary evaluate {run.path}. Look at it: covary report {run.path}.")
+        say("There was nothing left to train.")
+    path = common.quoted(run.path)
+    say(f"Done. Measure it: covary evaluate {path}. Look at it: covary report {path}.")
 
 
 def _show(config: RunConfig, *, as_json: bool) -> None:

@@ -101,13 +101,17 @@ def status(name: str, data_dir: Folder | None = None) -> Status:
 def fetch(name: str, *, data_dir: Folder | None = None, progress: bool = True) -> Path:
     """Download what is missing or damaged of a set; returns the folder that holds its files.
 
-    Files go to ``data_dir`` if given, else to the folder that ``$COVARY_DATA`` names if it can be
-    written to, else to the user's cache. Those already there are checked and kept.
+    Nothing is done for a set that is found and verified. Files go to ``data_dir`` if given, else to
+    the folder that ``$COVARY_DATA`` names if it can be written to, else to the user's cache. Those
+    already there are checked and kept.
     """
     entry = describe(name)
     if entry.make:
         raise DataError(f"{name} is built in: there is nothing to fetch.")
-    folder, form = _download(entry, data_dir, progress=progress)
+    found = _find(entry, data_dir)
+    if found is None or status(name, data_dir).state != "verified":
+        found = _download(entry, data_dir, progress=progress)
+    folder, form = found
     return (folder / form.files[0].path).parent
 
 

@@ -295,6 +295,8 @@ def _column(path: Path, column: Gathered, train: Rows, missing: str, notes: list
     if {text.lower() for text in column.texts} <= {"true", "false"}:
         codes = _codes(path, Column(name, "boolean"), column)[train]
         return Column(name, "boolean", fill=float(np.nanmean(codes)), indicator=indicator)
+    values_of_it = "value" if len(column.texts) == 1 else "values"
+    notes.append(f"column {name!r} is a category of {len(column.texts)} {values_of_it}")
     return Column(name, "category", tuple(sorted(column.texts)), indicator=indicator)
 
 

@@ -142,7 +142,8 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
             nets, history = self._train(noises, data, outputs, seed, held_out)
             scores = [self._score_of(net, *held_out) for net in nets]
             self.noise_scores_ = dict(zip(noises, scores, strict=True))
-            best = int(np.argmax(scores))  # the first of equals: the least noise
+            # The first of equals, which has the least noise; what is no number is never the best.
+            best = int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))
             self.noise_ = noises[best]
         if validation is None or not self.early_stopping:
             data, best = Standardized(x, y), 0

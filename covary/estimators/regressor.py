@@ -83,7 +83,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         return values.numpy()[:, 0] if self._one_dimensional else values.numpy()
 
     def _objective(self, net: nn.Module) -> nn.Module:
-        return RegressionLoss(net, torch.ones(1))
+        return RegressionLoss(net)
 
     def _scores(self, out: Moments, y: Tensor) -> Tensor:
         # A variance of 0, which a network without live units has, must not win by a lucky hit.

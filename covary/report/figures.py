@@ -70,11 +70,11 @@ class Line:
 
 
 def histories(results: Results) -> list[Drawing]:
-    """Loss, accuracy or RMSE, and entropy through training, as far as they were recorded."""
-    score = "accuracy" if results.is_classification else "rmse"
+    """Loss, accuracy or error, and entropy through training, as far as they were recorded."""
+    score = "accuracy" if results.is_classification else "mae"
     title, label = ("Accuracy", "accuracy")
     if not results.is_classification:
-        title, label = ("RMSE", "RMSE (units of the target)")
+        title, label = ("Mean absolute error", "error (units of the target)")
     entropies = [
         Line("entropy_right", "right (validation)", BLUE, "-"),
         Line("entropy_wrong", "wrong (validation)", ORANGE, "--"),

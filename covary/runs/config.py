@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from covary import models
 from covary.nn import Flatten, Rescale, Standardize
@@ -17,6 +18,19 @@ from covary.training import TrainingConfig
 Section = TypeVar("Section")
 # What a table's columns are called and how they are coded is decided once, in training.
 TABLE_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
+
+
+_FOR_TABLES = (
+    "target",
+    "task",
+    "test_fraction",
+    "missing",
+    "categories",
+    "drop",
+    "encoding",
+    "delimiter",
+)
+PRECISIONS = ("32-true", "64-true", "16-mixed", "bf16-mixed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +50,8 @@ class DataConfig:
         drop: columns to leave out.
         encoding: how text is encoded.
         delimiter: what separates columns; found out where empty.
+        sha256: of the table's file, so that nobody takes another one for it: rows of another file
+            would be divided into training and test rows in another way.
     """
 
     name: str
@@ -50,11 +66,27 @@ class DataConfig:
     drop: tuple[str, ...] = ()
     encoding: str = "utf-8"
     delimiter: str = ""
+    sha256: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.validation < 1:
             raise ValueError(
                 f"The validation part is a fraction in [0, 1) of the data, got {self.validation}."
+            )
+        if not 0 < self.test_fraction < 1:
+            raise ValueError(
+                f"The test part is a fraction in (0, 1) of the rows, got {self.test_fraction}."
+            )
+        _check_choice("task", self.task, ("auto", "classification", "regression"))
+        _check_choice("missing", self.missing, ("error", "mean", "drop"))
+        usual = {field.name: field.default for field in fields(self)}
+        for_the_other = ("split", "augment") if self.is_table else _FOR_TABLES
+        strange = [name for name in for_the_other if getattr(self, name) != usual[name]]
+        if strange:
+            kind = "known sets" if self.is_table else "tables"
+            raise ValueError(
+                f"{self.name} does not take {', '.join(strange)}, which is for {kind}. (A table is "
+                f"a file whose name ends in {', '.join(TABLE_SUFFIXES)}.)"
             )
 
     @property
@@ -119,13 +151,10 @@ class ModelConfig:
             layers["standardize"] = Standardize(torch.tensor(127.5), torch.tensor(127.5))
             layers["flatten"] = Flatten()
         else:
-            inputs = self.widths[0]
-            layers["standardize"] = Standardize(
-                torch.zeros(inputs, dtype=torch.float64), torch.ones(inputs, dtype=torch.float64)
-            )
+            layers["standardize"] = Standardize(*_nothing_and_one(self.widths[0]))
         layers.update(net.named_children())
         if self.task == "regression":
-            layers["rescale"] = Rescale(torch.zeros(self.outputs), torch.ones(self.outputs))
+            layers["rescale"] = Rescale(*_nothing_and_one(self.outputs))
         return nn.Sequential(layers)
 
 
@@ -137,6 +166,9 @@ class RunConfig:
     model: ModelConfig
     training: TrainingConfig
     precision: str = "32-true"
+
+    def __post_init__(self) -> None:
+        _check_choice("precision", self.precision, PRECISIONS)
 
     def to_toml(self) -> str:
         """The configuration as text, readable by ``from_toml``."""
@@ -177,6 +209,15 @@ class RunConfig:
             for key, value in mine.items()
             if value != theirs[key]
         ]
+
+
+def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"Unknown {name} {value!r}; known are {', '.join(known)}.")
+
+
+def _nothing_and_one(n: int) -> tuple[Tensor, Tensor]:
+    return torch.zeros(n, dtype=torch.float64), torch.ones(n, dtype=torch.float64)
 
 
 def _section(cls: type[Section], values: dict[str, Any]) -> Section:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from datetime import datetime, timezone
@@ -19,6 +21,19 @@ from covary.runs.config import RunConfig
 from covary.training.checkpoint import read, write_atomically
 
 _LIBRARIES = ("covary", "torch", "numpy", "lightning-fabric", "safetensors")
+
+
+_FILES = (
+    "config.toml",
+    "schema.json",
+    "environment.json",
+    "metrics.jsonl",
+    "checkpoint.safetensors",
+    "model.safetensors",
+    "evaluation.json",
+    "predictions.npz",
+    "report.html",
+)
 
 
 class RunError(ValueError):
@@ -42,7 +57,7 @@ class Run:
 
     @property
     def model_path(self) -> Path:
-        """The weights after the last complete epoch: ``model.safetensors``."""
+        """The weights of a finished training: ``model.safetensors``."""
         return self.path / "model.safetensors"
 
     @property
@@ -84,19 +99,44 @@ class Run:
         return Schema.from_dict(json.loads(path.read_text(encoding="utf-8")))
 
     def network(self) -> nn.Sequential:
-        """The trained network, in evaluation mode: raw inputs in, raw outputs out."""
+        """The network, in evaluation mode: raw inputs in, raw outputs out.
+
+        As far as training has come: its checkpoint has the weights too, and is never older.
+        """
         net = self.config().model.build()
-        if not self.model_path.exists():
+        path, prefix = self.checkpoint_path, "objective/net."
+        if not path.exists():
+            path, prefix = self.model_path, ""
+        if not path.exists():
             raise RunError(
-                f"{self.path} has no weights yet: its training was stopped before the first epoch "
-                "was complete. Go on with it: the same covary train command and --resume."
+                f"{self.path} has no weights yet: its training ended before the first checkpoint. "
+                "Go on with it: the same covary train command and --resume."
             )
-        tensors, _ = read(self.model_path)
+        tensors, _ = read(path)
+        found = {
+            name.removeprefix(prefix): value
+            for name, value in tensors.items()
+            if name.startswith(prefix)
+        }
         try:
-            net.load_state_dict(tensors)
+            net.load_state_dict(found)
         except RuntimeError as error:
-            raise RunError(f"{self.model_path} does not fit {self.config_path}: {error}") from error
+            raise RunError(f"{path} does not fit {self.config_path}: {error}") from error
         return net.eval()
+
+    def clear(self) -> None:
+        """Remove all that a run has made here, and nothing else."""
+        for name in _FILES:
+            (self.path / name).unlink(missing_ok=True)
+        for folder in ("tensorboard", "figures"):
+            shutil.rmtree(self.path / folder, ignore_errors=True)
+
+    def evaluation_is_current(self) -> bool:
+        """Whether the evaluation in the folder is of the weights in the folder."""
+        if not self.evaluation_path.exists():
+            return False
+        evaluation = json.loads(self.evaluation_path.read_text(encoding="utf-8"))
+        return bool(evaluation.get("weights") == weights_digest(self.network()))
 
     def save_network(self, net: nn.Module) -> None:
         """Write the weights, whole or not at all."""
@@ -111,6 +151,15 @@ class Run:
         """Write a file of JSON, whole or not at all."""
         text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
         write_atomically(self.path / name, text.encode())
+
+
+def weights_digest(net: nn.Module) -> str:
+    """SHA-256 of a network's parameters and buffers, to know it by."""
+    digest = hashlib.sha256()
+    for name, value in net.state_dict().items():
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def environment(started: datetime, **more: Any) -> dict[str, Any]:

@@ -19,11 +19,12 @@ from covary.models import with_covariance
 from covary.moments import Moments
 from covary.nn import Activation, Linear
 from covary.recording import record
-from covary.runs.config import TABLE_SUFFIXES
-from covary.runs.directory import Run, environment
+from covary.runs.config import DataConfig
+from covary.runs.directory import Run, environment, weights_digest
 from covary.runs.training import load_data
 from covary.training.checkpoint import write_atomically
-from covary.uncertainty import metrics
+from covary.training.log import without_nan
+from covary.uncertainty import metrics, scores
 
 Arrays = dict[str, np.ndarray]
 Progress = Callable[[Sequence[Any], str], Iterator[Any]]
@@ -62,11 +63,16 @@ def evaluate(
     net = with_covariance(run.network(), "full").to(device)
     dataset, _ = load_data(config.data, data_dir=data_dir, seed=config.training.seed)
     parts = {"test": _measure(net, dataset.x_test, dataset.y_test, "test", seed, progress)}
+    notes = []
     for name in ood:
-        label, x = _foreign(run, dataset, name, data_dir, seed)
+        # Two tables may have one name, in two folders.
+        short = [Path(other).name for other in ood].count(Path(name).name) == 1
+        label = Path(name).name if short else name
         if label in parts:
-            raise DataError(f"{label} was named twice.")
-        parts[label] = _measure(net, x, None, label, seed, progress)
+            raise DataError(f"{label} was named twice, or has the name of another part.")
+        foreign = _foreign(run, dataset, name, data_dir, seed)
+        notes += [f"{label}: {note}" for note in foreign.notes]
+        parts[label] = _measure(net, foreign.x_test, None, label, seed, progress)
     classify = config.model.task == "classification"
     summarise = classification_metrics if classify else regression_metrics
     results: dict[str, Any] = {"test": summarise(parts["test"])}
@@ -82,12 +88,14 @@ def evaluate(
         "targets": list(dataset.targets),
         "image_shape": list(config.model.input_shape) if config.model.is_image else None,
         "covariance": "full",
+        "weights": weights_digest(net),
+        "notes": notes,
         "parts": results,
         "separability": _separabilities(parts, classify=classify),
         **environment(started, seed=seed),
     }
     _write_predictions(run, parts)
-    plain: dict[str, Any] = _without_nan(evaluation)
+    plain: dict[str, Any] = without_nan(evaluation)
     run.write_json(run.evaluation_path.name, plain)
     return plain
 
@@ -115,19 +123,19 @@ def classification_metrics(arrays: Arrays) -> dict[str, float]:
     """Accuracy, calibration, and how well doubt finds errors, beside what max-softmax does."""
     probabilities, label, entropy = _softmax(arrays["mean"]), arrays["label"], arrays["entropy"]
     wrong = probabilities.argmax(1) != label
-    confidence = probabilities.max(1)
+    doubt = _max_softmax(arrays)
     return {
         "samples": len(label),
         "accuracy": 1 - float(wrong.mean()),
         "nll": metrics.nll(probabilities, label),
         "brier": metrics.brier(probabilities, label),
-        "ece": metrics.ece(confidence, ~wrong),
+        "ece": metrics.ece(probabilities.max(1), ~wrong),
         "entropy_right": _average(entropy[~wrong]),
         "entropy_wrong": _average(entropy[wrong]),
         "auroc_entropy": metrics.auroc(entropy[wrong], entropy[~wrong]),
-        "auroc_max_softmax": metrics.auroc(-confidence[wrong], -confidence[~wrong]),
+        "auroc_max_softmax": metrics.auroc(doubt[wrong], doubt[~wrong]),
         "aurc_entropy": metrics.aurc(entropy, wrong),
-        "aurc_max_softmax": metrics.aurc(-confidence, wrong),
+        "aurc_max_softmax": metrics.aurc(doubt, wrong),
     }
 
 
@@ -165,19 +173,18 @@ def foreign_metrics(arrays: Arrays, test: Arrays, *, classify: bool) -> dict[str
         "auroc_entropy": metrics.auroc(arrays["entropy"], test["entropy"]),
     }
     if classify:
-        doubt, usual = (1 - _softmax(part["mean"]).max(1) for part in (arrays, test))
-        found["auroc_max_softmax"] = metrics.auroc(doubt, usual)
+        found["auroc_max_softmax"] = metrics.auroc(_max_softmax(arrays), _max_softmax(test))
     return found
 
 
-def _foreign(
-    run: Run, dataset: Dataset, name: str, data_dir: str | None, seed: int
-) -> tuple[str, Tensor]:
-    schema = run.schema()
-    if name.lower().endswith(TABLE_SUFFIXES):
+def _foreign(run: Run, dataset: Dataset, name: str, data_dir: str | None, seed: int) -> Dataset:
+    config = run.config().data
+    if DataConfig(name=name).is_table:
+        schema = run.schema()
         if schema is None:
             raise DataError(f"{name} is a table, and {dataset.name} is none: they do not compare.")
-        return Path(name).name, data.read_table(Path(name), schema=schema)[0].x_test
+        path, encoding, delimiter = Path(name), config.encoding, config.delimiter or None
+        return data.read_table(path, schema=schema, encoding=encoding, delimiter=delimiter)[0]
     foreign = data.load(name, data_dir=data_dir, seed=seed)
     if foreign.x_test.shape[1:] != dataset.x_test.shape[1:]:
         shapes = [tuple(some.x_test.shape[1:]) for some in (foreign, dataset)]
@@ -185,7 +192,7 @@ def _foreign(
             f"{name} has inputs of shape {shapes[0]}, the network takes {shapes[1]}. Foreign data "
             "must have the same shape (mnist, fashion-mnist, notmnist; or cifar10, cifar100, svhn)."
         )
-    return name, foreign.x_test
+    return foreign
 
 
 @torch.no_grad()
@@ -260,19 +267,12 @@ def _by_layer(higher: np.ndarray, lower: np.ndarray) -> list[float]:
 
 
 def _softmax(mean: np.ndarray) -> np.ndarray:
-    shifted = np.exp(mean.astype(np.float64) - mean.max(1, keepdims=True))
-    probabilities: np.ndarray = shifted / shifted.sum(1, keepdims=True)
-    return probabilities
+    return torch.softmax(torch.as_tensor(mean).double(), -1).numpy()
+
+
+def _max_softmax(arrays: Arrays) -> np.ndarray:
+    return scores.max_softmax(torch.as_tensor(arrays["mean"])).numpy()
 
 
 def _average(values: np.ndarray) -> float:
     return float(values.mean()) if values.size else math.nan
-
-
-def _without_nan(value: Any) -> Any:
-    """NaN and infinity as None: JSON has no word for them."""
-    if isinstance(value, dict):
-        return {key: _without_nan(some) for key, some in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(some) for some in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from covary import data
 from covary.data import DataError, Dataset, Schema
+from covary.data.download import file_sha256
 from covary.models import with_covariance
 from covary.moments import Moments
 from covary.runs.config import DataConfig, ModelConfig, RunConfig
@@ -40,16 +42,16 @@ def load_data(
 ) -> tuple[Dataset, Schema | None]:
     """The data of a run, and how a table's columns became numbers."""
     if not config.is_table:
-        if config.target:
-            raise DataError(
-                f"A target is for tables; {config.name} is a known set, with targets of its own. "
-                f"Is it a file? Then its name should end in .csv, .tsv or .parquet."
-            )
         return data.load(config.name, data_dir=data_dir, split=config.split, seed=seed), None
-    if not config.target:
-        raise DataError(f"Which column of {config.name} is to be predicted? Say --target NAME.")
+    path = Path(config.name)
+    if config.sha256 and path.exists() and file_sha256(path) != config.sha256:
+        raise DataError(
+            f"{path} is not the file that this run was trained on: its content has changed, and "
+            "its rows would be divided into training and test rows in another way. Put the old "
+            "one back, or train again; new rows can be looked at with covary evaluate RUN --ood."
+        )
     return data.read_table(
-        Path(config.name),
+        path,
         target=list(config.target),
         task=config.task,
         test_fraction=config.test_fraction,
@@ -73,8 +75,15 @@ def resolve(config: DataConfig, dataset: Dataset, chosen: dict[str, Any]) -> Run
             f"{dataset.name} has no training part here, only {len(dataset.x_test)} test samples. "
             "It can be looked at as foreign data: covary evaluate RUN --ood " + dataset.name
         )
-    values = preset(dataset, published_splits=_is_uci(config.name))
-    values = values | {key: value for key, value in chosen.items() if value is not None}
+    chosen = {key: value for key, value in chosen.items() if value is not None}
+    values = preset(dataset, published_splits=_is_uci(config.name)) | chosen
+    if "noise" in values and "noise" not in chosen:
+        # A preset's noise is for its own number of layers: the input's, then the hidden ones'.
+        first, *hidden = values["noise"]
+        rest = hidden[-1] if hidden else first
+        values["noise"] = (first, *[rest] * len(values["hidden"]))
+    if config.is_table:
+        config = replace(config, sha256=file_sha256(Path(config.name)))
     training = {key: values[key] for key in TrainingConfig.__dataclass_fields__ if key in values}
     model = {key: values[key] for key in ModelConfig.__dataclass_fields__ if key in values}
     outputs = len(dataset.classes) if dataset.task == "classification" else dataset.y.shape[1]
@@ -99,9 +108,11 @@ def prepare(run: Run, config: RunConfig, *, resume: bool, overwrite: bool) -> No
                 f"{run.path} holds a run already. Go on with it (--resume), replace it "
                 "(--overwrite) or choose another folder (--out)."
             )
-        differences = config.differences(run.config())
-        # More epochs of the same: nothing before them depends on how many there will be.
-        if config.training.schedule == "constant":
+        before = run.config()
+        differences = config.differences(before)
+        more = config.training.epochs > before.training.epochs
+        if more and config.training.schedule == "constant":
+            # Nothing that was done depends on how many epochs there will be.
             differences = [text for text in differences if not text.startswith("training.epochs")]
         if differences:
             raise RunError(
@@ -109,8 +120,7 @@ def prepare(run: Run, config: RunConfig, *, resume: bool, overwrite: bool) -> No
                 "Resume with the command it was begun with, or choose another folder (--out)."
             )
     elif run.exists():
-        for name in ("checkpoint.safetensors", "model.safetensors", "metrics.jsonl"):
-            (run.path / name).unlink(missing_ok=True)
+        run.clear()
     elif run.path.is_dir() and any(run.path.iterdir()):
         raise RunError(f"{run.path} is not empty and holds no run. Choose another folder (--out).")
     write_atomically(run.config_path, config.to_toml().encode())
@@ -137,7 +147,8 @@ def train(
         dataset: the data it names.
         run: the folder.
         schema: how a table's columns became numbers, to be kept with the run.
-        accelerator: as in Lightning Fabric; so are devices and strategy.
+        accelerator: as in Lightning Fabric, as are devices and strategy; ``"auto"`` is CUDA where
+            there is any, else the CPU.
         devices: how many.
         strategy: how they work together, such as ``"ddp"``.
         resume: go on where the run in the folder stopped.
@@ -146,20 +157,23 @@ def train(
         display: what shows progress.
     """
     started = datetime.now(timezone.utc)
-    # Processes that a strategy starts run this too; the folder is for the first of them.
-    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
-        prepare(run, config, resume=resume, overwrite=overwrite)
-        if schema is not None:
-            run.write_json("schema.json", schema.to_dict())
     # Not at the top: it takes seconds to import, and `covary --help` can do without.
     from lightning_fabric import Fabric
 
+    if accelerator == "auto":  # what else there is lacks float64, which tables are read in
+        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     fabric = Fabric(
         accelerator=accelerator,
         devices=devices,
         strategy=strategy,
         precision=config.precision,  # type: ignore[arg-type]
     )
+    augmentation = _augmentation(config, dataset)
+    # Processes that a strategy starts run this too; the folder is for the first of them.
+    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+        prepare(run, config, resume=resume, overwrite=overwrite)
+        if schema is not None:
+            run.write_json("schema.json", schema.to_dict())
     fabric.launch()
     seed = config.training.seed
     torch.manual_seed(seed)
@@ -184,12 +198,10 @@ def train(
     if fabric.is_global_zero:
         # Now, and again at the end: a run that is killed has its circumstances on record too.
         run.write_json("environment.json", record)
-    objective = _objective(net, config, y)
+    objective = _objective(net, config)
     history = fit(
         objective,
-        TensorBatches(
-            x, y, config.training.batch_size, seed=seed, transform=_augmentation(config, dataset)
-        ),
+        TensorBatches(x, y, config.training.batch_size, seed=seed, transform=augmentation),
         config.training,
         fabric=fabric,
         checkpoint=Checkpoint(run.checkpoint_path, checkpoint_minutes),
@@ -232,10 +244,10 @@ def _average_and_spread(values: Tensor) -> dict[str, Tensor]:
     return {"shift": values.mean(0), "scale": torch.where(scale == 0, 1.0, scale)}
 
 
-def _objective(net: nn.Module, config: RunConfig, y: Tensor) -> nn.Module:
+def _objective(net: nn.Module, config: RunConfig) -> nn.Module:
     if config.model.task == "classification":
         return ClassificationLoss(net)
-    return RegressionLoss(net, y.std(0, correction=0))
+    return RegressionLoss(net)
 
 
 def _augmentation(config: RunConfig, dataset: Dataset) -> Callable[[Tensor], Tensor] | None:

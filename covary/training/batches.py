@@ -29,13 +29,32 @@ def shuffled(n: int, *key: int) -> Tensor:
     return torch.randperm(n, generator=torch.Generator().manual_seed(int(seed) >> 1))
 
 
+def divided(order: Tensor, batch_size: int, *, dim: int = 0) -> tuple[Tensor, ...]:
+    """An order of samples in batches; a single sample left over joins the batch before it.
+
+    A batch of one has no variance, and batch norm no use for it.
+    """
+    batches = torch.split(order, batch_size, dim=dim)
+    if len(batches) > 1 and batch_size > 1 and batches[-1].shape[dim] == 1:
+        *whole, last, single = batches
+        return (*whole, torch.cat([last, single], dim=dim))
+    return batches
+
+
+def count(samples: int, batch_size: int) -> int:
+    """How many batches ``divided`` makes of so many samples."""
+    batches, rest = divmod(samples, batch_size)
+    alone = rest == 1 and batches > 0 and batch_size > 1
+    return batches + (rest > 0 and not alone)
+
+
 class TensorBatches:
     """Batches of tensors that are in memory, (n, *shape) and (n, ...).
 
     Args:
         x: inputs, of any type (images may stay bytes; the network converts a batch at a time).
         y: labels or targets.
-        batch_size: samples in a batch; the last of an epoch may have fewer.
+        batch_size: samples in a batch; the last of an epoch may have fewer, or one more.
         seed: decides the order.
         transform: applied to the inputs of each batch, such as a random crop.
     """
@@ -57,11 +76,11 @@ class TensorBatches:
         self.batch_size, self.seed, self.transform = batch_size, seed, transform
 
     def __len__(self) -> int:
-        return -(-len(self.x) // self.batch_size)
+        return count(len(self.x), self.batch_size)
 
     def epoch(self, epoch: int, *, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of this epoch but for the first ``skip``."""
         order = shuffled(len(self.x), self.seed, epoch)
-        for rows in torch.split(order, self.batch_size)[skip:]:
+        for rows in divided(order, self.batch_size)[skip:]:
             x = self.x[rows]
             yield (x if self.transform is None else self.transform(x)), self.y[rows]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ class MetricsLog:
 
     def write(self, row: dict[str, Any]) -> None:
         """Append a row. Numbers that JSON does not know (NaN, infinity) become null."""
-        clean = {key: _plain(value) for key, value in row.items()}
+        clean = without_nan(row)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(clean) + "\n")
         if self._writer is not None:
@@ -55,7 +54,7 @@ class MetricsLog:
 def read(path: Path) -> list[dict[str, Any]]:
     """The rows of a file; a last line that a killed process left unfinished does not count."""
     rows = []
-    for line in path.read_text(encoding="utf-8").split(os.linesep):
+    for line in path.read_text(encoding="utf-8").splitlines():
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:
@@ -63,5 +62,10 @@ def read(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _plain(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
+    """NaN and infinity as None, within dictionaries and lists too: JSON has no word for them."""
+    if isinstance(value, dict):
+        return {key: without_nan(some) for key, some in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(some) for some in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

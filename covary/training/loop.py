@@ -78,6 +78,8 @@ def fit(
         display = Silent()
     if resume and checkpoint and checkpoint.path.exists():
         loop.position = checkpoint.restore(objective, loop.optimizer)
+        if not first:  # random numbers of its own, not those that the first process had
+            torch.manual_seed(loop.position.step * fabric.world_size + fabric.global_rank)
     if log and first:
         log.rewind(loop.position.step)
     history: list[Row] = []
@@ -89,15 +91,20 @@ def fit(
                 if validate and first:
                     objective.eval()
                     row |= validate()
-                loop.save()
-                history.append(row)
                 if log and first:
-                    log.write(row)
+                    log.write(row)  # before the checkpoint: what is written too early is taken back
+                problem = loop.save()
+                history.append(row)
                 display.epoch(row)
-                if fabric.broadcast(bool(stop and stop(row))):
+                # What the first process sees decides for all: none may go on without the others.
+                enough = first and stop is not None and stop(row)
+                problem, enough, interrupted = fabric.broadcast((problem, enough, asked.is_set()))
+                if problem:
+                    raise loop.diverged(problem)
+                if enough:
                     break
-                if asked.is_set() and loop.position.epoch < config.epochs:
-                    raise StoppedError(loop.position)
+                if interrupted and loop.position.epoch < config.epochs:
+                    raise loop.stopped()
     finally:
         display.close()
         if log:
@@ -145,7 +152,7 @@ class _Loop:
                 break  # whoever wants to stop now gets a complete epoch
             if stop:
                 self.save()
-                raise StoppedError(position)
+                raise self.stopped()
             if self.checkpoint and self.checkpoint.due():
                 self.save()
         seconds = time.perf_counter() - began
@@ -181,23 +188,34 @@ class _Loop:
             flag = numbers.new_full((1,), float(asked.is_set()))
             numbers = cast(Tensor, fabric.all_reduce(torch.cat([numbers, flag]), reduce_op="mean"))
         value, shown, *flags = numbers.tolist()
+        stop = any(flags) if processes > 1 else asked.is_set()
         if not math.isfinite(value):
             inputs = f"(inputs of this batch from {x.min().item():.4g} to {x.max().item():.4g})"
-            raise self._diverged(f"The loss is {value} {inputs}")
+            raise self.diverged(f"The loss is {value} {inputs}")
         fabric.backward(loss * share)
         if self.config.clip:
             fabric.clip_gradients(self.module, self.engine, max_norm=self.config.clip)
         self.engine.step()
         self.engine.zero_grad()
-        return value, shown, any(flags) or asked.is_set()
+        return value, shown, stop
 
-    def save(self) -> None:
-        """Write the checkpoint, unless a weight is not a number: the one before is better."""
+    def save(self) -> str | None:
+        """Write the checkpoint; if a weight is not a number keep the one before, and say so."""
         if self.checkpoint and self.fabric.is_global_zero:
             try:
                 self.checkpoint.save(self.objective, self.optimizer, self.position)
             except FloatingPointError as error:
-                raise self._diverged(str(error)) from None
+                return str(error)
+        return None
 
-    def _diverged(self, problem: str) -> DivergedError:
-        return DivergedError(problem, self.position, len(self.batches), self.config)
+    def diverged(self, problem: str) -> DivergedError:
+        at = self.position
+        return DivergedError(
+            f"{problem}, at step {at.step + 1} (epoch {at.epoch + 1}, batch {at.batch + 1} of "
+            f"{len(self.batches)}). The last checkpoint was kept. Try a smaller learning rate (it "
+            f"is {self.config.lr:g}), a limit on gradients (clip), or look for extreme values."
+        )
+
+    def stopped(self) -> StoppedError:
+        at = self.position
+        return StoppedError(f"Stopped on request after step {at.step}, {at.epoch} epochs complete.")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covary.moments import Moments
+from covary.nn import Rescale
 
 
 class ClassificationLoss(nn.Module):
@@ -30,23 +32,29 @@ class ClassificationLoss(nn.Module):
 
 
 class RegressionLoss(nn.Module):
-    """(x, y) -> mean squared error of the network's mean in units of ``scale``.
+    """(x, y) -> mean squared error of the network's mean, in the units that it computes in.
 
-    Targets of any size are learnt alike: the error counts in standard deviations of the target.
+    Where the last layer is a ``covary.nn.Rescale``, the error is taken before it, against targets
+    standardised alike: so targets of any size and offset are learnt alike, and are not rounded to
+    what float32 has left of them.
     """
 
     statistic = "mae"
 
-    scale: Tensor
-
-    def __init__(self, net: nn.Module, scale: Tensor) -> None:
+    def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
-        self.register_buffer("scale", torch.where(scale == 0, 1.0, scale), persistent=False)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Loss, and mean absolute error in the target's units, of (B, ...) and (B, t)."""
-        out: Moments = self.net(x)
+        layers = list(self.net) if isinstance(self.net, nn.Sequential) else [self.net]
+        last, scale = layers[-1], None
+        if isinstance(last, Rescale):
+            layers.pop()
+            y, scale = (y - last.shift) / last.scale, last.scale
+        out: Any = x
+        for layer in layers:
+            out = layer(out)
         gap = out.mean - y.to(out.mean.dtype)
-        loss = (gap / self.scale.to(gap.dtype)).square().mean()
-        return loss, gap.detach().abs().mean()
+        error = gap.detach() if scale is None else gap.detach() * scale
+        return gap.square().mean(), error.abs().mean().to(gap.dtype)

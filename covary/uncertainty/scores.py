@@ -14,5 +14,11 @@ def entropy(moments: Moments) -> Tensor:
 
 
 def max_softmax(mean: Tensor) -> Tensor:
-    """(B,) one minus the largest softmax probability of the mean (B, n). Sees no covariance."""
-    return 1 - torch.softmax(mean, -1).amax(-1)
+    """(B,) one minus the largest softmax probability of the mean (B, n). Sees no covariance.
+
+    Summed from the other classes, in float64: the difference itself is 0 for every confident
+    sample, and would tie samples that differ.
+    """
+    probabilities = torch.softmax(mean.double(), -1)
+    largest = probabilities.argmax(-1, keepdim=True)
+    return probabilities.scatter(-1, largest, 0.0).sum(-1)
