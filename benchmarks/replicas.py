@@ -35,9 +35,9 @@ def network(split: data.Dataset, seed: int) -> nn.Sequential:
     """d-50-1 in raw units."""
     torch.manual_seed(seed)
     return nn.Sequential(
-        covary.nn.Standardize(split.x.mean(0), split.x.std(0, correction=0)),
+        covary.nn.Standardize.of(split.x),
         *covary.mlp([split.x.shape[1], HIDDEN, 1], noise=NOISE, covariance="shared"),
-        covary.nn.Rescale(split.y.mean(0), split.y.std(0, correction=0)),
+        covary.nn.Rescale.of(split.y),
     )
 
 

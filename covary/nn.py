@@ -358,6 +358,11 @@ class Standardize(nn.Module):
         # No value at all, but of the type that its network is converted to.
         self.register_buffer("like", torch.empty(0), persistent=False)
 
+    @classmethod
+    def of(cls, x: Tensor) -> Standardize:
+        """What brings these data (n, *shape) to average 0 and standard deviation 1."""
+        return cls(x.mean(0), x.std(0, correction=0))
+
     def forward(self, x: Tensor) -> Tensor:
         return ((x - self.shift) / self.scale).to(self.like.dtype)
 
@@ -376,6 +381,11 @@ class Rescale(nn.Module):
         super().__init__()
         self.register_buffer("shift", shift)
         self.register_buffer("scale", _usable(scale, "Rescale"))
+
+    @classmethod
+    def of(cls, y: Tensor) -> Rescale:
+        """What brings numbers of average 0 and deviation 1 to the units of these targets (n, t)."""
+        return cls(y.mean(0), y.std(0, correction=0))
 
     def forward(self, moments: Moments) -> Moments:
         _check_moments(moments, self)

@@ -17,8 +17,8 @@ class Standardized:
     """
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.standardize = Standardize(*_shift_and_scale(x))
-        self.back = [Rescale(*_shift_and_scale(y))] if y.is_floating_point() else []
+        self.standardize = Standardize.of(x)
+        self.back = [Rescale.of(y)] if y.is_floating_point() else []
         self.x, self.y = self.standardize(x), self.targets(y)
 
     def targets(self, y: Tensor) -> Tensor:
@@ -27,7 +27,3 @@ class Standardized:
             return y
         (rescale,) = self.back
         return ((y - rescale.shift) / rescale.scale).float()
-
-
-def _shift_and_scale(values: Tensor) -> tuple[Tensor, Tensor]:
-    return values.mean(0), values.std(0, correction=0)

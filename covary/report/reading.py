@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from covary.uncertainty import scores
 
 Array = NDArray[Any]
 
@@ -56,13 +59,8 @@ class Part:
 
     @cached_property
     def doubt(self) -> Array:
-        """(n,) one minus max-softmax, summed from the other classes.
-
-        The difference itself is 0 for every confident input, and would tie inputs that differ.
-        """
-        others = self.probability.copy()
-        np.put_along_axis(others, self.prediction[:, None], 0.0, axis=1)
-        return np.asarray(others.sum(axis=1))
+        """(n,) one minus max-softmax, which does not tie inputs that are nearly certain."""
+        return np.asarray(scores.max_softmax(torch.as_tensor(self.mean)))
 
     @cached_property
     def right(self) -> Array:

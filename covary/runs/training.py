@@ -17,6 +17,7 @@ from covary.data import DataError, Dataset, Schema
 from covary.data.download import file_sha256
 from covary.models import with_covariance
 from covary.moments import Moments
+from covary.nn import Rescale, Standardize
 from covary.runs.config import DataConfig, ModelConfig, RunConfig
 from covary.runs.directory import Run, RunError, elapsed, environment
 from covary.runs.presets import preset
@@ -233,15 +234,9 @@ def _validation_rows(n: int, fraction: float, seed: int) -> tuple[Tensor, Tensor
 
 def _standardize(net: nn.Sequential, x: Tensor, y: Tensor) -> None:
     """Tell the network the average and spread of its inputs, and of targets if it has them."""
-    inputs = net.get_submodule("standardize")
-    inputs.load_state_dict(_average_and_spread(x))
+    net.get_submodule("standardize").load_state_dict(Standardize.of(x).state_dict())
     if hasattr(net, "rescale"):
-        net.get_submodule("rescale").load_state_dict(_average_and_spread(y))
-
-
-def _average_and_spread(values: Tensor) -> dict[str, Tensor]:
-    scale = values.std(0, correction=0)
-    return {"shift": values.mean(0), "scale": torch.where(scale == 0, 1.0, scale)}
+        net.get_submodule("rescale").load_state_dict(Rescale.of(y).state_dict())
 
 
 def _objective(net: nn.Module, config: RunConfig) -> nn.Module:
