@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from covary.cli import app
+from covary.cli.look import _warnings
 
 QUICK = ["--hidden", "8", "--epochs", "2"]
 
@@ -107,6 +108,25 @@ def test_a_table_of_ones_own(tmp_path):
     assert "Classification" in said
 
 
+def test_several_targets_keep_their_units_apart(tmp_path):
+    table, run = write_table(tmp_path / "t.csv"), tmp_path / "run"
+    covary("train", table, "--target", "price", "--target", "size", "--out", run, *QUICK)
+    by_target = strict_json(covary("evaluate", run, "--json"))["by_target"]
+    assert by_target["price"]["rmse"] > 100 * by_target["size"]["rmse"]
+    stored = np.load(run / "predictions.npz")
+    gap = stored["test/target"] - stored["test/mean"]
+    assert by_target["size"]["mae"] == pytest.approx(np.abs(gap[:, 1]).mean())
+    assert "in its own units" in covary("evaluate", run)
+
+
+def test_doubt_that_points_the_wrong_way_is_said():
+    said = list(_warnings({"test": {"auroc_entropy": 0.7}, "letters": {"auroc_entropy": 0.27}}))
+    assert len(said) == 1
+    assert "surer of inputs of letters" in said[0]
+    assert list(_warnings({"test": {"spearman_error": -0.2}}))
+    assert not list(_warnings({"test": {"spearman_error": 0.2, "auroc_entropy": None}}))
+
+
 def test_a_report_evaluates_first_if_nobody_did(tmp_path):
     covary("train", "diabetes", "--out", tmp_path / "run", *QUICK)
     said = covary("report", tmp_path / "run")
@@ -138,7 +158,7 @@ def test_dry_run_prints_the_whole_configuration_and_does_nothing(tmp_path):
         (["train", "mnits"], "Did you mean 'mnist'"),
         (["train", "digits", "--noise", "-1"], "noise"),
         (["train", "digits", "--noise", "0.1,0.2"], "one noise for all layers or 4 of them"),
-        (["train", "digits", "--hidden", "8,x"], "list of numbers"),
+        (["train", "digits", "--hidden", "8,x"], "not a number"),
         (["train", "digits", "--activation", "rleu"], "relu"),
         (["train", "digits", "--covariance", "none"], "full, diagonal, shared"),
         (["train", "digits", "--optimizer", "sgd"], "adam, adamw"),

@@ -59,6 +59,7 @@ def reported(command: Callable[Parameters, Result]) -> Callable[Parameters, Resu
             say(f"{stopped} Go on with the same command and --resume.")
             raise typer.Exit(130) from None
         except KeyboardInterrupt:
+            say("Interrupted.")
             raise typer.Exit(130) from None
         except (ValueError, RuntimeError, OSError, ImportError, MemoryError) as error:
             if kwargs.get("debug"):
@@ -121,7 +122,7 @@ def numbers(text: str | None, kind: Callable[[str], Any], option: str) -> tuple[
         return tuple(kind(part) for part in parts)
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is not a list of numbers such as 0.2 or 128,64,32.", param_hint=option
+            f"{text!r} is not a number, or several with commas between them.", param_hint=option
         ) from None
 
 

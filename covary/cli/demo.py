@@ -23,7 +23,7 @@ def demo(
     seed: Seed = 0,
     debug: Debug = False,
 ) -> None:
-    """Train on bundled digits, measure and report, in a minute and without a download.
+    """Train on bundled digits, measure and report, in about a minute and without a download.
 
     The three commands it runs are printed; they are the ones to use on your own data.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -73,6 +74,18 @@ def evaluate(
         ["", *parts],
         [[_WORDS[key], *(_number(part, key) for part in parts.values())] for key in keys],
     )
+    if evaluation["by_target"]:
+        common.show_table(
+            "The same for each target, in its own units",
+            ["", *evaluation["by_target"]],
+            [
+                [_WORDS[key], *(_number(one, key) for one in evaluation["by_target"].values())]
+                for key in _WORDS
+                if key in parts["test"]
+            ],
+        )
+    for line in _warnings(parts):
+        say(line)
     for note in evaluation["notes"]:
         say(f"Note: {note}")
     if evaluation["separability"]:
@@ -120,6 +133,17 @@ def report(
         common.show_json({"report": str(page)})
         return
     say(f"The report is {page}. Open it in a browser: {page.resolve().as_uri()}")
+
+
+def _warnings(parts: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Where the network's doubt says the opposite of what it should."""
+    for name, part in parts.items():
+        what = "wrong predictions" if name == "test" else f"inputs of {name}"
+        for key, score in (("auroc_entropy", "entropy"), ("auroc_max_softmax", "max-softmax")):
+            if (part.get(key) or 1.0) < 0.5:
+                yield f"Note: by {score} it is surer of {what} than of the rest (AUROC below 0.5)."
+    if (parts["test"].get("spearman_error") or 0.0) < 0:
+        yield "Note: deviations are larger where errors are smaller (negative rank correlation)."
 
 
 def _number(part: dict[str, Any], key: str) -> str:

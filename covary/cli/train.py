@@ -13,7 +13,7 @@ from covary.cli import common
 from covary.cli.common import DataDir, Debug, Json, Seed, reported, say
 from covary.data import describe
 from covary.runs import DataConfig, Run, RunConfig
-from covary.runs.training import load_data, resolve
+from covary.runs.training import load_data, resolve, validation_rows
 from covary.runs.training import train as train_run
 from covary.training import Silent, terminal_or_lines
 
@@ -162,8 +162,7 @@ def train(
     Examples:
 
     - `covary train mnist --activation relu --epochs 5 --out runs/mnist`
-    covary train houses.csv --target price
-
+    - `covary train houses.csv --target price`
     - `covary train yacht --split 3 --noise 0.3,0 --epochs 200`
     - `covary train cifar10 --augment --devices 2 --strategy ddp`
     """
@@ -218,11 +217,15 @@ def train(
         return
     run = Run(out or Path("runs") / Path(data).name.split(".")[0])
     widths = "-".join(map(str, config.model.widths))
+    watched = len(validation_rows(len(dataset.x), config)[0])
     say(
-        f"{dataset.name}: {len(dataset.x):,} samples to train on, {len(dataset.x_test):,} to test "
-        f"on ({dataset.source}). {config.model.task.capitalize()} by a {config.model.activation} "
-        f"network {widths}, into {run.path}."
+        f"{dataset.name} ({dataset.source}): {len(dataset.x) - watched:,} samples to train on, "
+        f"{watched:,} to watch training with, {len(dataset.x_test):,} to test on. "
+        f"{config.model.task.capitalize()} by a {config.model.activation} network {widths}, into "
+        f"{run.path}."
     )
+    if resume and run.checkpoint_path.exists():
+        say("Going on from its last checkpoint.")
     history = train_run(
         config,
         dataset,

@@ -35,7 +35,9 @@ class TableFile(Protocol):
 def open_table(path: Path, *, encoding: str, delimiter: str | None) -> TableFile:
     """A csv file (also tsv, also gzipped) or a parquet file, told apart by its first bytes."""
     with needed("pyarrow", "reading a table", "tables"):
-        import pyarrow  # noqa: F401
+        import pyarrow
+    # Left to itself it listens to Ctrl-C while it reads, and may keep it to itself.
+    pyarrow.enable_signal_handlers(False)
     if not path.is_file():
         raise DataError(f"There is no file {path}.")
     with path.open("rb") as file:

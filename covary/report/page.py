@@ -98,8 +98,8 @@ def _sections(results: Results) -> list[Section]:
         entropies.append(figures.softmax_histogram(results))
         text = (
             "Entropy measures how much the output varies when the noise of the network does. "
-            "Max-softmax is the probability of the predicted class; any network has it. Whatever "
-            "entropy is good for, it has to be held against it."
+            "Max-softmax is the probability of the predicted class; any network has it, so "
+            "it is what entropy has to be compared with."
         )
     else:
         text = "Entropy measures how much the output varies when the noise of the network does."

@@ -91,6 +91,7 @@ def evaluate(
         "weights": weights_digest(net),
         "notes": notes,
         "parts": results,
+        "by_target": {} if classify else _by_target(parts["test"], dataset.targets),
         "separability": _separabilities(parts, classify=classify),
         **environment(started, seed=seed),
     }
@@ -163,6 +164,18 @@ def regression_metrics(arrays: Arrays) -> dict[str, float]:
         "width_90": float((2 * metrics.normal_quantile(0.9) * stddev).mean()),
         "spearman_error": _average(np.array(correlations)),
     }
+
+
+def _by_target(arrays: Arrays, targets: Sequence[str]) -> dict[str, dict[str, float]]:
+    """The same for each of several targets, which have units of their own."""
+    if len(targets) < 2:
+        return {}
+    found = {}
+    for i, name in enumerate(targets):
+        one = {key: arrays[key][:, i : i + 1] for key in ("target", "mean", "variance")}
+        one["covariance"] = arrays["covariance"][:, i : i + 1, i : i + 1]
+        found[name] = regression_metrics(one)
+    return found
 
 
 def foreign_metrics(arrays: Arrays, test: Arrays, *, classify: bool) -> dict[str, float]:

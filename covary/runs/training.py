@@ -179,7 +179,7 @@ def train(
     seed = config.training.seed
     torch.manual_seed(seed)
     net = config.model.build()
-    held_out, rows = _validation_rows(len(dataset.x), config.data.validation, seed)
+    held_out, rows = validation_rows(len(dataset.x), config)
     x, y = dataset.x[rows], dataset.y[rows]
     if not config.model.is_image:
         _standardize(net, x, y)
@@ -222,11 +222,11 @@ def _is_uci(name: str) -> bool:
     return name in data.names() and data.describe(name).splits > 1
 
 
-def _validation_rows(n: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Rows to watch training with, and rows to train on."""
+def validation_rows(n: int, config: RunConfig) -> tuple[Tensor, Tensor]:
+    """Which of n training samples to watch training with, and which to train on."""
     # A key of two numbers beyond any epoch: the order of no epoch is this one.
-    order = shuffled(n, seed, 2**31)
-    count = round(fraction * n)
+    order = shuffled(n, config.training.seed, 2**31)
+    count = round(config.data.validation * n)
     if count == n:
         count = n - 1
     return order[:count], order[count:].sort().values
