@@ -285,3 +285,13 @@ def test_a_signal_to_one_process_stops_both(tmp_path):
     assert running.returncode == 130, said
     assert "--resume" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("COVARY_DATA" not in os.environ, reason="needs MNIST in $COVARY_DATA")
+def test_three_epochs_of_mnist(tmp_path):
+    finished(
+        process("train", "mnist", "--covariance", "shared", "--epochs", "3", "--out", tmp_path)
+    )
+    out = finished(process("evaluate", tmp_path, "--json"))
+    assert strict_json(out)["parts"]["test"]["accuracy"] >= 0.95

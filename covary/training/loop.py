@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from covary.training import errors
 from covary.training.batches import Batches
 from covary.training.checkpoint import Checkpoint, Position
 from covary.training.config import TrainingConfig, learning_rate, make_optimizer
 from covary.training.display import Display, Silent
-from covary.training.errors import DivergedError, StoppedError
 from covary.training.log import MetricsLog
 from covary.training.signals import asked_to_stop
 
@@ -100,11 +100,11 @@ def fit(
                 enough = first and stop is not None and stop(row)
                 problem, enough, interrupted = fabric.broadcast((problem, enough, asked.is_set()))
                 if problem:
-                    raise loop.diverged(problem)
+                    raise errors.diverged(problem, loop.position, len(batches), config)
                 if enough:
                     break
                 if interrupted and loop.position.epoch < config.epochs:
-                    raise loop.stopped()
+                    raise errors.stopped(loop.position)
     finally:
         display.close()
         if log:
@@ -152,7 +152,7 @@ class _Loop:
                 break  # whoever wants to stop now gets a complete epoch
             if stop:
                 self.save()
-                raise self.stopped()
+                raise errors.stopped(position)
             if self.checkpoint and self.checkpoint.due():
                 self.save()
         seconds = time.perf_counter() - began
@@ -191,7 +191,8 @@ class _Loop:
         stop = any(flags) if processes > 1 else asked.is_set()
         if not math.isfinite(value):
             inputs = f"(inputs of this batch from {x.min().item():.4g} to {x.max().item():.4g})"
-            raise self.diverged(f"The loss is {value} {inputs}")
+            problem = f"The loss is {value} {inputs}"
+            raise errors.diverged(problem, self.position, len(self.batches), self.config)
         fabric.backward(loss * share)
         if self.config.clip:
             fabric.clip_gradients(self.module, self.engine, max_norm=self.config.clip)
@@ -207,15 +208,3 @@ class _Loop:
             except FloatingPointError as error:
                 return str(error)
         return None
-
-    def diverged(self, problem: str) -> DivergedError:
-        at = self.position
-        return DivergedError(
-            f"{problem}, at step {at.step + 1} (epoch {at.epoch + 1}, batch {at.batch + 1} of "
-            f"{len(self.batches)}). The last checkpoint was kept. Try a smaller learning rate (it "
-            f"is {self.config.lr:g}), a limit on gradients (clip), or look for extreme values."
-        )
-
-    def stopped(self) -> StoppedError:
-        at = self.position
-        return StoppedError(f"Stopped on request after step {at.step}, {at.epoch} epochs complete.")
