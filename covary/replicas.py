@@ -254,9 +254,9 @@ class ReplicaBatches:
 def _keep_freed_memory() -> None:
     """Have the C library keep the memory that a step frees for the next one.
 
-    glibc gives blocks above a threshold back to the system as soon as they are free, and with
-    them goes a third of the speed. The threshold is that of the largest block freed so far, up to
-    32 MB; so this frees one. Elsewhere it has no effect.
+    glibc gives blocks above a threshold back to the system as soon as they are free, and every
+    step then pays for getting them again, page by page. The threshold is that of the largest block
+    freed so far, up to 32 MB; so this frees one. Elsewhere it has no effect.
     """
     torch.empty(31 * 2**20, dtype=torch.uint8)
 
