@@ -5,6 +5,7 @@ from covary.models import mlp, with_covariance
 from covary.moments import Moments
 from covary.recording import record
 from covary.settings import check_values, supervise_covariance
+from covary.tracking import track
 
 __version__ = "0.1.0"
 
@@ -19,5 +20,6 @@ __all__ = [
     "nn",
     "record",
     "supervise_covariance",
+    "track",
     "with_covariance",
 ]

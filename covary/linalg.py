@@ -101,9 +101,11 @@ def _without_dust(matrices: Tensor) -> Tensor:
     return torch.where(matrices.abs() > negligible, matrices, 0.0)
 
 
-def in_chunks(compute: Callable[[slice], Tensor], batch: int, weight: Tensor) -> Tensor:
-    """``compute`` for all samples, as many at a time as have a copy of ``weight`` in the cache."""
-    step = _chunk(weight)
+def in_chunks(
+    compute: Callable[[slice], Tensor], batch: int, numbers: int, device: torch.device
+) -> Tensor:
+    """``compute`` for all samples, as many at a time as have so many numbers each in the cache."""
+    step = _chunk(numbers, device)
     # A compiled graph fuses as it sees fit, and with a loop in it would fit one batch size only.
     if step >= batch or torch.compiler.is_compiling():
         return compute(slice(None))
@@ -123,62 +125,114 @@ def gated_product(weight: Tensor, matrix: Tensor, gain: Tensor, excess: Tensor) 
 
     def product(samples: slice) -> Tensor:
         some_gain = rows(gain, samples)[:, None, :]
-        some_matrix = rows(matrix, samples)
+        some_matrix = rows(matrix, samples, dim=-3)
         # A matrix without batch dimension makes this one large product, not many small ones.
         left = (weight * some_gain) @ (some_matrix[0] if len(some_matrix) == 1 else some_matrix)
         return (
             torch.addcmul(weight * rows(excess, samples)[:, None, :], left, some_gain) @ weight.mT
         )
 
-    return in_chunks(product, batch, weight)
+    return in_chunks(product, batch, weight.numel(), weight.device)
 
 
 def _gated_product_in_place(
     weight: Tensor, matrix: Tensor, gain: Tensor, excess: Tensor, batch: int
 ) -> Tensor:
-    """The same in buffers that stay in the cache, for when no gradient is wanted.
-
-    One matrix for the whole batch, the widest of a network, is taken as a triangle plus its
-    transpose: X + X^T = W C W^T for an X of half the multiplications in its first product.
-    """
+    """The same in buffers that stay in the cache, for when no gradient is wanted."""
     m, n = weight.shape
-    step = min(batch, _chunk(weight))
+    step = min(batch, _chunk(weight.numel(), weight.device))
     result = weight.new_empty(batch, m, m)
     scaled, left = weight.new_empty(2, step, m, n)
-    triangular = matrix.shape[0] == 1
-    if triangular:
-        half = matrix[0].tril()
-        half.diagonal().mul_(0.5)
+    half = lower_half(matrix[0]) if matrix.shape[0] == 1 else None
+    if half is not None:
         excess = 0.5 * excess
-        edges = [(low, min(low + _BLOCK, n)) for low in range(0, n, _BLOCK)]
-        blocks = [(low, high, half[low:, low:high].contiguous()) for low, high in edges]
         product = weight.new_empty(step, m, m)
     for start in range(0, batch, step):
         samples = slice(start, start + step)
         out = result[samples]
         count = len(out)
-        some_gain = rows(gain, samples)[:, None, :]
+        # One gain for all samples, as a normalisation between two weights leaves it, is expanded.
+        some_gain = rows(gain, samples)[:, None, :].expand(count, 1, n)
         torch.mul(weight, some_gain, out=scaled[:count])
-        if triangular:
-            tall_scaled, tall_left = scaled[:count].view(-1, n), left[:count].view(-1, n)
-            for low, high, block in blocks:
-                torch.mm(tall_scaled[:, low:], block, out=tall_left[:, low:high])
+        if half is not None:
+            _times_lower_half(scaled[:count].view(-1, n), half, out=left[:count].view(-1, n))
         else:
             torch.bmm(scaled[:count], matrix[samples], out=left[:count])
         left[:count].mul_(some_gain).addcmul_(weight, rows(excess, samples)[:, None, :])
-        target = product[:count] if triangular else out
+        target = out if half is None else product[:count]
         torch.mm(left[:count].view(-1, n), weight.mT, out=target.view(-1, m))
-        if triangular:
+        if half is not None:
             torch.add(target, target.mT, out=out)
     return result
 
 
-def rows(value: Tensor, samples: slice) -> Tensor:
-    """The rows of these samples, or the one row that all samples have in common."""
-    return value if value.shape[0] == 1 else value[samples]
+# Columns low to high of a triangular matrix, from row low on.
+Block = tuple[int, int, Tensor]
 
 
-def _chunk(weight: Tensor) -> int:
-    """How many samples' copies of a weight fit the cache."""
-    limit = _CHUNK_ELEMENTS.get(weight.device.type, _CHUNK_ELEMENTS_ELSEWHERE)
-    return max(1, limit // max(1, weight.numel()))
+def lower_half(matrix: Tensor) -> list[Block]:
+    """A symmetric matrix (n, n) as a triangle L with L + L^T = M, in blocks of its columns.
+
+    One matrix for a whole batch, the widest of a network, is multiplied in this way: X + X^T =
+    R M R^T for an X = R L R^T of half the multiplications in its first product.
+    """
+    n = len(matrix)
+    half = matrix.tril()
+    half.diagonal().mul_(0.5)
+    edges = [(low, min(low + _BLOCK, n)) for low in range(0, n, _BLOCK)]
+    return [(low, high, half[low:, low:high].contiguous()) for low, high in edges]
+
+
+def lower_half_of_gram(left: Tensor, right: Tensor) -> list[Block]:
+    """The same for A B^T, symmetric, of (n, k) matrices: its other half is never computed."""
+    n, blocks = len(left), []
+    for low in range(0, n, _BLOCK):
+        high = min(low + _BLOCK, n)
+        block = left[low:] @ right[low:high].mT
+        corner = block[: high - low].tril_()
+        corner.diagonal().mul_(0.5)
+        blocks.append((low, high, block))
+    return blocks
+
+
+def _times_lower_half(tall: Tensor, half: list[Block], out: Tensor) -> None:
+    for low, high, block in half:
+        torch.mm(tall[:, low:], block, out=out[:, low:high])
+
+
+def gated_quadratic(rows_: Tensor, half: list[Block], gain: Tensor, excess: Tensor) -> Tensor:
+    """R (gain gain^T * M + diag(excess)) R^T for rows (B, r, n), (B, r, r); without gradients.
+
+    For gains and excess (1 | B, 1 | n) and one matrix for all samples, given as ``lower_half``.
+    """
+    batch, n = max(map(len, (rows_, gain, excess))), rows_.shape[-1]
+    # As a copy where a weight is the transpose of another, or samples differ in their excess alone.
+    scaled = (rows_ * gain[:, None, :]).expand(batch, -1, -1).contiguous()
+    left = torch.empty_like(scaled)
+    _times_lower_half(scaled.view(-1, n), half, out=left.view(-1, n))
+    left.mul_(gain[:, None, :]).addcmul_(rows_, excess[:, None, :], value=0.5)
+    product = left @ rows_.mT
+    return product + product.mT
+
+
+def tall_product(rows: Tensor, matrix: Tensor) -> Tensor:
+    """rows (..., B, r, m) times one matrix (..., m, n) for all of the B, as one product."""
+    *front, batch, r, m = rows.shape
+    product = rows.reshape(*front, batch * r, m) @ matrix
+    return product.reshape(*product.shape[:-2], batch, r, matrix.shape[-1])
+
+
+def rows(value: Tensor, samples: slice, dim: int = -2) -> Tensor:
+    """The rows of these samples, or the one row that all samples have in common.
+
+    Samples are dimension ``dim``, counted from the end: the last but one of (B, n).
+    """
+    if value.shape[dim] == 1:
+        return value
+    return value[(..., samples) + (slice(None),) * (-1 - dim)]
+
+
+def _chunk(numbers: int, device: torch.device) -> int:
+    """How many samples fit the cache, with so many numbers each."""
+    limit = _CHUNK_ELEMENTS.get(device.type, _CHUNK_ELEMENTS_ELSEWHERE)
+    return max(1, limit // max(1, numbers))

@@ -13,6 +13,7 @@ from covary import activations
 from covary.activations import MomentActivation
 from covary.covariance import check_name
 from covary.nn import Activation, BatchNorm1d, Dropout, Lift, Linear, Noise
+from covary.nn.checks import check_exact_width
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -23,6 +24,7 @@ def mlp(
     activation: str | MomentActivation = "relu",
     noise: float | Sequence[float] = 0.2,
     covariance: str = "full",
+    exact_width: int | None = None,
     batch_norm: bool = False,
     dropout: float = 0.0,
     bias: bool = True,
@@ -37,7 +39,9 @@ def mlp(
         activation: a name (``covary.activations.names()``) or a moment activation.
         noise: the standard deviation sigma added to the input and before each hidden activation;
             one for all, or ``len(widths) - 1`` of them.
-        covariance: ``"full"``, ``"diagonal"`` or ``"shared"``; see ``covary.nn.Lift``.
+        covariance: ``"full"``, ``"tracked"``, ``"diagonal"`` or ``"shared"``; see
+            ``covary.nn.Lift``.
+        exact_width: for ``"tracked"``; see ``covary.nn.Lift``.
         batch_norm: normalise before each activation.
         dropout: probability of dropping a hidden unit in training.
         bias: whether linear layers have a bias.
@@ -62,7 +66,9 @@ def mlp(
             f"each hidden layer's), got {len(noises)}."
         )
     chosen = activations.get(activation)
-    layers: OrderedDict[str, nn.Module] = OrderedDict(lift=Lift(noises[0], covariance))
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        lift=Lift(noises[0], covariance, exact_width=exact_width)
+    )
     for i in range(1, len(widths)):
         layers[f"linear{i}"] = Linear(widths[i - 1], widths[i], bias=bias)
         if i == len(widths) - 1:
@@ -73,10 +79,12 @@ def mlp(
         layers[f"activation{i}"] = Activation(chosen)
         if dropout:
             layers[f"dropout{i}"] = Dropout(dropout)
-    return nn.Sequential(layers)
+    net = nn.Sequential(layers)
+    have_tracking_buffers(net)
+    return net
 
 
-def with_covariance(net: Network, covariance: str) -> Network:
+def with_covariance(net: Network, covariance: str, *, exact_width: int | None = None) -> Network:
     """The same network, parameters and buffers shared, holding its covariance another way.
 
     The paper trains with one covariance per mini-batch and evaluates with one per sample:
@@ -89,7 +97,8 @@ def with_covariance(net: Network, covariance: str) -> Network:
         True
 
     Whatever changes the parameters or buffers of one (training, loading, moving) changes both;
-    each has its own training or evaluation mode.
+    each has its own training or evaluation mode. For ``"tracked"``, ``exact_width`` is that of
+    ``covary.nn.Lift``, and ``covary.track`` measures the corrections of a network that has none.
     """
     check_name(covariance)
     if any(hasattr(module, "_orig_mod") for module in net.modules()):
@@ -101,7 +110,21 @@ def with_covariance(net: Network, covariance: str) -> Network:
         raise ValueError("with_covariance needs a network with a covary.nn.Lift; this has none.")
     for lift in lifts:
         lift.covariance = covariance
+        lift.exact_width = check_exact_width(exact_width, covariance)
+    have_tracking_buffers(twin)
     return twin
+
+
+def have_tracking_buffers(net: nn.Module) -> None:
+    """Give the layers of a network that tracks what they need for it.
+
+    Now, and not when they are first used: then copies, wrappers and optimizers may exist already.
+    """
+    modules = list(net.modules())
+    if any(isinstance(module, Lift) and module.covariance == "tracked" for module in modules):
+        for module in modules:
+            if isinstance(module, Linear):
+                module.begin_tracking()
 
 
 def _twin(module: Network, known: dict[nn.Module, nn.Module]) -> Network:

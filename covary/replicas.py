@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from covary.models import have_tracking_buffers
 from covary.nn import Lift, Noise
 from covary.settings import covariance_is_supervised, is_autocast
 from covary.training.batches import count, divided, shuffled
@@ -56,9 +57,14 @@ class Replicas(nn.Module):
         super().__init__()
         if len(modules) == 0:
             raise ValueError("Replicas need one module at least, got none.")
+        for module in modules:
+            have_tracking_buffers(module)  # none can be made within vmap
         _check_alike(modules)
         self.size = len(modules)
         self.stacked = _stacked(modules)
+        for layer in self.stacked.modules():
+            if isinstance(layer, Lift):
+                layer.fidelity = None  # theirs, not of what they are trained to
         sigmas = [[layer.noise for layer in _noisy(module)] for module in modules]
         # float64, whatever the network has: unstack() gives the very numbers back.
         noises = torch.tensor(sigmas, dtype=torch.float64).reshape(self.size, -1)
@@ -162,7 +168,10 @@ class ReplicaLoss(nn.Module):
             covariance_is_supervised(),
             is_autocast(x.device),
             *(parameter.requires_grad for parameter in self.parameters()),
-            *((part.training, getattr(part, "covariance", None)) for part in self.modules()),
+            *(
+                (part.training, getattr(part, "covariance", ""), getattr(part, "exact_width", 0))
+                for part in self.modules()
+            ),
         )
         if key not in self._steps:
             self._seen[key] = self._seen.get(key, 0) + 1
@@ -333,6 +342,8 @@ def _architecture(module: nn.Module) -> list[str]:
         if isinstance(part, Lift | Noise):
             # Their noise is theirs to choose.
             says = getattr(part, "covariance", "")
+            if getattr(part, "exact_width", None) is not None:
+                says += f", exact_width={part.exact_width}"
         else:
             says = part.extra_repr()
         lines.append(f"{path} = {type(part).__name__}({says})")

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from covary import covariance, linalg
-from covary.covariance import Covariance, Diagonal, Full, Gated, Independent, Isotropic, Shared
+from covary.covariance import (
+    Covariance,
+    Diagonal,
+    Full,
+    Gated,
+    Independent,
+    Isotropic,
+    Shared,
+    Tracked,
+)
 
 B, N, M = 5, 4, 3
 
@@ -24,6 +35,34 @@ def psd(batch: int) -> Tensor:
 
 def zero() -> Tensor:
     return torch.zeros(1, 1, dtype=torch.float64)
+
+
+def exactly(cov: Covariance) -> Covariance:
+    """The same, with the diagonal as the variances that activations take."""
+    return replace(cov, estimate=cov.variance) if isinstance(cov, Tracked) else cov
+
+
+def recipe(n: int = N, exact_width: int = 0) -> Tracked:
+    """Where one starts, for n units."""
+    start = covariance.start("tracked", rand(1, 1), n)
+    assert isinstance(start, Tracked)
+    return replace(start, exact_width=exact_width)
+
+
+def weighted(exact_width: int = 0) -> Tracked:
+    """One weight on 6 inputs, so that units share noise."""
+    return recipe(6, exact_width).linear(torch.randn(N, 6, dtype=torch.float64))
+
+
+def gated(cov: Tracked, batch: int = B) -> Tracked:
+    gain = rand(batch, N)
+    return cov.activate(gain, gain**2 * cov.estimate + rand(batch, N))
+
+
+def deep(exact_width: int = 0) -> Covariance:
+    """Two weights, with activation and noise between them."""
+    before = gated(weighted(exact_width)).add_noise(0.1)
+    return exactly(before.linear(torch.randn(N, N, dtype=torch.float64)))
 
 
 # name -> a covariance with batch dimension 1 or B
@@ -42,7 +81,22 @@ CASES = {
     "shared isotropic": lambda: Shared(Isotropic(rand(1, 1), N)),
     "shared full": lambda: Shared(Full(psd(1), rand(1, 1))),
     "shared gated": lambda: Shared(Gated(psd(1), rand(1, N), rand(1, N))),
+    "tracked, start": recipe,
+    "tracked, noise added": lambda: recipe().add_noise(0.2),
+    "tracked, one weight": weighted,
+    "tracked, gated, one": lambda: gated(weighted(), batch=1),
+    "tracked, gated": lambda: gated(weighted()),
+    "tracked, formed, one": lambda: weighted(exact_width=N),
+    "tracked, formed": lambda: deep(exact_width=N),
+    "tracked, formed and gated": lambda: gated(weighted(exact_width=N)),
+    "tracked, deep": deep,
+    "tracked, scaled": lambda: deep().scale(rand(B, N)).add_noise(0.3),
 }
+
+
+def is_held_as_variances(name: str) -> bool:
+    """Whether ``variance`` of this case is the very tensor that is held."""
+    return any(word in name for word in ("isotropic", "independent", "diagonal"))
 
 
 @pytest.fixture(params=CASES, ids=str)
@@ -75,6 +129,27 @@ def test_dense_is_symmetric_and_positive_semidefinite(cov):
     assert torch.linalg.eigvalsh(dense).min() > -1e-12
 
 
+def test_changing_a_dense_matrix_in_place_changes_nothing_else(cov):
+    variance, (log_determinant, _) = cov.variance.clone(), cov.log_determinant(1e-9)
+    before = cov.dense()
+    kept = before.clone()
+    before.mul_(3)
+    assert torch.equal(cov.dense(), kept)
+    torch.testing.assert_close(cov.variance, variance, rtol=1e-12, atol=0)
+    torch.testing.assert_close(cov.log_determinant(1e-9)[0], log_determinant)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not is_held_as_variances(name)])
+def test_changing_variances_in_place_changes_nothing_else(name):
+    torch.manual_seed(0)
+    cov = CASES[name]()
+    matrix, variance = cov.dense(), cov.variance
+    kept = variance.clone()
+    variance.mul_(3)
+    torch.testing.assert_close(cov.variance, kept, rtol=1e-12, atol=0)
+    assert torch.equal(cov.dense(), matrix)
+
+
 def test_variance_is_the_diagonal(cov):
     torch.testing.assert_close(cov.variance, diagonal(cov.dense()))
 
@@ -99,6 +174,23 @@ def test_activate(cov):
     torch.testing.assert_close(cov.activate(gain, variance).dense(), expected)
 
 
+def test_samples_may_share_gains_and_differ_in_variance(cov):
+    if isinstance(cov, Shared):
+        cov = cov.one
+    gain = rand(1, N)
+    variance = gain**2 * cov.variance + rand(B, N)
+    activated = cov.activate(gain, variance)
+    expected = with_diagonal(gate(cov.dense().expand(B, N, N), gain), variance)
+    weight = torch.randn(2 * N, N, dtype=torch.float64)
+    for mode in (torch.enable_grad, torch.no_grad):
+        with mode():
+            torch.testing.assert_close(activated.dense(), expected)
+            after = weight @ expected @ weight.mT
+            if isinstance(cov, Diagonal):
+                after = torch.diag_embed(diagonal(after))
+            torch.testing.assert_close(activated.linear(weight).dense(), after)
+
+
 def test_activate_forgives_round_off_in_the_variance(cov):
     gain = factors(cov)
     variance = gain**2 * cov.variance * (1 - 1e-15)
@@ -117,7 +209,7 @@ def test_operations_chain(cov):
     expected = cov.dense()
     for width in (6, 2, 3):
         weight = torch.randn(width, expected.shape[-1], dtype=torch.float64)
-        cov = cov.linear(weight).add_noise(0.3)
+        cov = exactly(cov.linear(weight)).add_noise(0.3)
         expected = weight @ expected @ weight.mT + 0.3 * torch.eye(width, dtype=torch.float64)
         if isinstance(cov, Diagonal):
             expected = torch.diag_embed(diagonal(expected))
@@ -128,6 +220,16 @@ def test_operations_chain(cov):
         expected = gate(with_diagonal(gate(expected, gain), variance), factor)
         expected = expected + 0.1 * torch.eye(width, dtype=torch.float64)
     torch.testing.assert_close(cov.dense(), expected)
+
+
+def test_a_scale_that_samples_share_may_stand_between_weights(cov):
+    factor, weight = rand(1, N), torch.randn(M, N, dtype=torch.float64)
+    expected = weight @ gate(cov.dense(), factor) @ weight.mT
+    if isinstance(cov, Diagonal):
+        expected = torch.diag_embed(diagonal(expected))
+    for mode in (torch.enable_grad, torch.no_grad):
+        with mode():
+            torch.testing.assert_close(cov.scale(factor).linear(weight).dense(), expected)
 
 
 def test_activations_follow_each_other(cov):
@@ -173,6 +275,18 @@ def test_no_negative_variance_comes_out_of_cancellation():
     assert (activated.variance >= 0).all()
 
 
+def test_no_negative_variance_comes_out_of_a_sweep():
+    torch.manual_seed(0)
+    root = torch.randn(50, 1, 3).expand(50, 2, 3) + 1e-5 * torch.randn(50, 2, 3)
+    formed = Full(root @ root.mT, torch.zeros(1, 1))
+    weight = torch.tensor([[30.0, -30.0]])
+    assert (formed.quadratic(weight[None]) < 0).any(), "the case this test is about"
+    cov = Tracked(formed, None, None, None, formed.variance).linear(weight)
+    assert (cov.variance >= 0).all()
+    assert (cov.variance_of(torch.tensor([0])) >= 0).all()
+    assert (cov.activate(torch.ones(50, 1), torch.zeros(50, 1)).variance >= 0).all()
+
+
 def test_many_samples_in_chunks_are_as_all_at_once(monkeypatch, cov):
     weight = torch.randn(M, N, dtype=torch.float64)
     at_once = cov.linear(weight).dense()
@@ -198,6 +312,24 @@ def test_is_a_pytree(cov):
     torch.testing.assert_close(pytree.tree_unflatten(leaves, spec).dense(), cov.dense())
 
 
+def test_a_copy_leaf_by_leaf_is_the_same(cov):
+    copied = pytree.tree_map(torch.clone, cov)
+    torch.testing.assert_close(copied.dense(), cov.dense())
+    assert repr(copied) == repr(cov)
+
+
+def test_quadratic_is_the_product_with_the_dense_matrix(cov):
+    batch = cov.dense().shape[0]
+    rows = torch.randn(1, M, N, dtype=torch.float64)
+    expected = rows @ cov.dense() @ rows.mT
+    torch.testing.assert_close(cov.quadratic(rows), expected)
+    rows = torch.randn(batch, M, N, dtype=torch.float64)
+    expected = rows @ cov.dense() @ rows.mT
+    torch.testing.assert_close(cov.quadratic(rows), expected)
+    some = slice(1, 3) if batch > 1 else slice(None)
+    torch.testing.assert_close(cov.quadratic(rows[some], some), expected[some])
+
+
 def test_unknown_name_lists_what_exists():
-    with pytest.raises(ValueError, match="'fulll'; known are full, diagonal, shared"):
+    with pytest.raises(ValueError, match="'fulll'; known are full, diagonal, shared, tracked"):
         covariance.start("fulll", zero(), N)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,11 +13,17 @@ import covary
 from covary import activations, covariance
 
 COVARIANCES = covariance.names()
+# In evaluation mode, where gradients do not depend on what a pass measures, and none has before.
+unmeasured = pytest.mark.filterwarnings("ignore::covary.nn.fidelity.TrackingWarning")
 
 
-def network(activation: str = "relu", covariance: str = "full", **options: object) -> nn.Sequential:
+def network(
+    activation: str = "relu",
+    covariance: str = "full",
+    widths: Sequence[int] = (3, 5, 4, 2),
+    **options: object,
+) -> nn.Sequential:
     torch.manual_seed(0)
-    widths = [3, 5, 4, 2]
     net = covary.mlp(widths, activation=activation, covariance=covariance, noise=0.4, **options)  # type: ignore[arg-type]
     return net.double()
 
@@ -44,14 +52,15 @@ def smuc_gradient_by_hand(net: nn.Sequential, x: Tensor, y: Tensor) -> dict[str,
             gradients[f"{name}.bias"] = error.sum(0)
             error = error @ layer.weight
         elif isinstance(layer, covary.nn.Activation):
-            error = error * layer.activation(before.mean, before.variance).gain
+            error = error * layer.activation(before.mean, before.cov.unit_variance).gain
     return gradients
 
 
+@unmeasured
 @pytest.mark.parametrize("covariance", COVARIANCES)
 @pytest.mark.parametrize("activation", activations.names())
 def test_smuc_gradient_is_that_of_the_paper(activation, covariance):
-    net, (x, y) = network(activation, covariance), batch()
+    net, (x, y) = network(activation, covariance).eval(), batch()
     F.cross_entropy(net(x).mean, y).backward()
     for name, expected in smuc_gradient_by_hand(net, x, y).items():
         torch.testing.assert_close(net.get_parameter(name).grad, expected)
@@ -79,9 +88,11 @@ def test_every_parameter_gets_a_gradient_through_every_kind_of_layer(covariance,
         assert parameter.grad.any() or ".bias" in name, name
 
 
-def test_smuc_differs_from_the_gradient_of_the_mean():
+@unmeasured
+@pytest.mark.parametrize("covariance", ["full", "tracked"])
+def test_smuc_differs_from_the_gradient_of_the_mean(covariance):
     """The mean depends on the variances, and SMUC says not to look."""
-    net, (x, y) = network(), batch()
+    net, (x, y) = network(covariance=covariance).eval(), batch()
     F.cross_entropy(net(x).mean, y).backward()
     smuc = net.linear1.weight.grad.clone()
     net.zero_grad()
@@ -126,10 +137,11 @@ def functional(net: nn.Sequential, x: Tensor):
     return outputs
 
 
+@unmeasured
 @pytest.mark.parametrize("covariance", COVARIANCES)
 @pytest.mark.parametrize("activation", activations.names())
 def test_gradcheck_in_smsc(activation, covariance):
-    net, (x, _) = network(activation, covariance), batch()
+    net, (x, _) = network(activation, covariance, widths=[3, 3, 3, 2]).eval(), batch()
     parameters = [p.detach().clone().requires_grad_() for p in net.parameters()]
     assert torch.autograd.gradcheck(functional(net, x[:2]), parameters)
 
@@ -170,8 +182,9 @@ def test_smsc_trains_the_covariance(covariance, loss):
     assert losses[-1] < losses[0] - 0.3
 
 
-def test_smsc_ends_with_its_block():
-    net, (x, _) = network(), batch()
+@pytest.mark.parametrize("covariance", COVARIANCES)
+def test_smsc_ends_with_its_block(covariance):
+    net, (x, _) = network(covariance=covariance), batch()
     with covary.supervise_covariance():
         assert net(x).variance.requires_grad
         with covary.supervise_covariance(False):
@@ -181,12 +194,14 @@ def test_smsc_ends_with_its_block():
         assert not net(x).variance.requires_grad
 
 
-def test_smuc_keeps_no_graph_for_the_covariance():
+@pytest.mark.parametrize("covariance", COVARIANCES)
+def test_smuc_keeps_no_graph_for_the_covariance(covariance):
     """What is kept for the backward pass grows with B n, not with B n^2."""
-    net, (x, _) = network(), batch()
+    net, (x, _) = network(covariance=covariance), batch()
     sizes = []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda t: sizes.append(t.dim()) or t, lambda t: t
     ):
-        net(x)
+        out = net(x)
+        assert not out.covariance_matrix.requires_grad
     assert max(sizes) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import pickle
 
@@ -12,7 +13,7 @@ from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import covary
-from covary import linalg
+from covary import covariance, linalg
 from covary.covariance import Diagonal, Full, Independent, Isotropic, Shared
 from covary.moments import Moments
 
@@ -41,8 +42,9 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-def test_shapes_and_names():
-    out = covary.mlp([6, 5, 3])(torch.randn(4, 6))
+@pytest.mark.parametrize("name", covariance.names())
+def test_shapes_and_names(name):
+    out = covary.mlp([6, 5, 4, 3], covariance=name)(torch.randn(4, 6))
     assert out.mean.shape == out.variance.shape == out.stddev.shape == (4, 3)
     assert out.covariance_matrix.shape == (4, 3, 3)
     assert out.entropy().shape == (4,)
@@ -247,9 +249,15 @@ def test_moments_need_a_covariance():
         Moments(torch.zeros(2, 3), torch.eye(3))
 
 
-def test_moments_pickle():
-    out = covary.mlp([6, 5, 3])(torch.randn(4, 6))
-    again = pickle.loads(pickle.dumps(Moments(out.mean.detach(), out.cov)))
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda out: pickle.loads(pickle.dumps(out))])
+@pytest.mark.parametrize("name", covariance.names())
+def test_moments_copy_and_pickle(copier, name):
+    net = covary.mlp([6, 5, 4, 3], covariance=name)
+    with torch.no_grad():
+        for _ in range(3):  # as training does
+            net.linear2.weight.mul_(0.9)
+        out = net(torch.randn(4, 6))
+    again = copier(out)
     assert torch.equal(again.mean, out.mean)
     assert torch.equal(again.covariance_matrix, out.covariance_matrix)
 

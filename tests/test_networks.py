@@ -5,12 +5,15 @@ from __future__ import annotations
 import shutil
 import sys
 import sysconfig
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,6 +26,8 @@ from covary import activations, covariance
 from tests import digits, reference
 
 COVARIANCES = covariance.names()
+# Of networks that no test here asks how good their tracked covariances are.
+unmeasured = pytest.mark.filterwarnings("ignore::covary.nn.fidelity.TrackingWarning")
 
 
 @pytest.fixture(autouse=True)
@@ -45,10 +50,12 @@ def test_full_covariance_is_that_of_the_literal_equations(activation, dtype, tol
     assert (out.covariance_matrix - literal_cov).norm() < tolerance * literal_cov.norm()
 
 
+@unmeasured
+@pytest.mark.parametrize("name", ["full", "diagonal", "tracked"])
 @pytest.mark.parametrize("batch", [1, 300])
-def test_a_batch_is_its_samples(batch):
+def test_a_batch_is_its_samples(batch, name):
     """Chunks, shared first layers and all: no sample's moments depend on its neighbours."""
-    net = covary.mlp([6, 90, 70, 3], noise=0.3)
+    net = covary.mlp([6, 90, 70, 3], noise=0.3, covariance=name).eval()
     x = torch.randn(batch, 6)
     together = net(x)
     for i in (0, batch // 2, batch - 1):
@@ -256,13 +263,16 @@ def test_record_keeps_the_last_of_several_passes():
     assert layers["linear2"] is out
 
 
+@unmeasured
 @pytest.mark.parametrize("name", COVARIANCES)
 @pytest.mark.parametrize("activation", ["relu", "gelu", "tanh"])
 def test_vmap(activation, name):
-    net = covary.mlp([4, 5, 3], activation=activation, covariance=name)
+    net = covary.mlp([4, 6, 5, 3], activation=activation, covariance=name).eval()
     x = torch.randn(6, 7, 4)
     out = torch.func.vmap(net)(x)
     assert out.mean.shape == (6, 7, 3)
+    within = torch.func.vmap(lambda x: net(x).covariance_matrix)(x)
+    torch.testing.assert_close(within, out.covariance_matrix)
     for i in range(6):
         alone = net(x[i])
         torch.testing.assert_close(out.mean[i], alone.mean)
@@ -270,8 +280,10 @@ def test_vmap(activation, name):
         torch.testing.assert_close(out.entropy()[i], alone.entropy(), rtol=1e-4, atol=1e-4)
 
 
-def test_per_sample_gradients_with_torch_func():
-    net = covary.mlp([4, 5, 3])
+@unmeasured
+@pytest.mark.parametrize("name", ["full", "diagonal", "tracked"])
+def test_per_sample_gradients_with_torch_func(name):
+    net = covary.mlp([4, 6, 5, 3], covariance=name).eval()
     x, y = torch.randn(6, 4), torch.randint(0, 3, (6,))
     parameters = dict(net.named_parameters())
 
@@ -287,7 +299,7 @@ def test_per_sample_gradients_with_torch_func():
 
 def assert_compiles(backend: str, name: str, activation: str) -> None:
     torch._dynamo.reset()
-    net = covary.mlp([4, 5, 3], activation=activation, covariance=name)
+    net = covary.mlp([4, 5, 3], activation=activation, covariance=name).eval()
     compiled = torch.compile(net, fullgraph=True, backend=backend)
     x, y = torch.randn(6, 4), torch.randint(0, 3, (6,))
     out, expected = compiled(x), net(x)
@@ -308,6 +320,7 @@ def test_compiles_again_in_a_thread_that_never_turned_a_switch():
         fresh.submit(assert_compiles, "aot_eager", "full", "relu").result()
 
 
+@unmeasured
 @pytest.mark.parametrize("name", COVARIANCES)
 @pytest.mark.parametrize("activation", ["relu", "heaviside", "tanh"])
 def test_compile_in_one_graph(name, activation):
@@ -335,3 +348,27 @@ def compiler_is_there() -> bool:
 )
 def test_compile_to_machine_code():
     assert_compiles("inductor", "full", "relu")
+
+
+MAKERS: dict[str, Callable[[str, Any], nn.Module]] = {
+    "Lift": lambda name, width: covary.nn.Lift(0.2, name, exact_width=width),
+    "mlp": lambda name, width: covary.mlp([4, 3], covariance=name, exact_width=width)[0],
+    "with_covariance": lambda name, width: (
+        covary.with_covariance(covary.mlp([4, 3]), name, exact_width=width).lift
+    ),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_exact_width_is_a_number_of_units_of_a_network_that_tracks(make):
+    for width in (0, 3, np.int64(3), np.uint8(3), torch.tensor(3)):
+        made = make("tracked", width).exact_width
+        assert (type(made), made) == (int, int(width))
+    for wrong in (-1, np.int64(-1), True, False, np.bool_(True), "3", 3.0, [3]):
+        with pytest.raises(ValueError, match="is a number of units, 0 or more, got"):
+            make("tracked", wrong)
+    for name in ("full", "diagonal", "shared"):
+        assert make(name, None).exact_width is None
+        for width in (0, 3):
+            with pytest.raises(ValueError, match=f"is for tracked covariances, .* {name}"):
+                make(name, width)

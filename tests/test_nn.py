@@ -5,17 +5,22 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import covary
 from covary import activations, covariance
 from covary.moments import Moments
 
 COVARIANCES = covariance.names()
+# Of networks that no test here asks how good their tracked covariances are.
+unmeasured = pytest.mark.filterwarnings("ignore::covary.nn.fidelity.TrackingWarning")
 
 
 @pytest.fixture(autouse=True)
@@ -71,9 +76,10 @@ def test_noise():
     torch.testing.assert_close(after.covariance_matrix, expected)
 
 
+@pytest.mark.parametrize("covariance", ["full", "tracked"])
 @pytest.mark.parametrize("name", activations.names())
-def test_activation(name):
-    before = lifted()
+def test_activation(name, covariance):
+    before = lifted(covariance=covariance)
     after = covary.nn.Activation(name)(before)
     expected = activations.get(name)(before.mean, before.variance)
     torch.testing.assert_close(after.mean, expected.mean)
@@ -175,7 +181,8 @@ def plain_twin(net: nn.Sequential) -> nn.Sequential:
         elif isinstance(layer, covary.nn.Dropout):
             layers.append(nn.Dropout(layer.p))
         if layers and layer.state_dict():
-            layers[-1].load_state_dict(layer.state_dict())
+            kept = layers[-1].state_dict()  # all but what tracks a covariance
+            layers[-1].load_state_dict({name: layer.state_dict()[name] for name in kept})
     return nn.Sequential(*layers)
 
 
@@ -236,7 +243,13 @@ def test_mixed_network():
         (lambda: covary.nn.Noise(math.inf), "got inf"),
         (lambda: covary.nn.Activation("ReLU"), r"'ReLU' \(did you mean 'relu'\?\); known are"),
         (lambda: covary.nn.Activation(nn.ReLU()), "did you mean 'relu'"),  # type: ignore[arg-type]
-        (lambda: covary.nn.Lift(0.2, "fulll"), "'fulll'; known are full, diagonal, shared"),
+        (lambda: covary.nn.Lift(0.2, "fulll"), "'fulll'; known are full, diagonal, shared, tr"),
+        (lambda: covary.nn.Lift(0.2, "tracked", exact_width=-1), "0 or more, got -1"),
+        (lambda: covary.mlp([4, 2], exact_width=True), "exact_width is a number .*got True"),
+        (
+            lambda: covary.with_covariance(covary.mlp([4, 2]), "tracked", exact_width=2.5),  # type: ignore[arg-type]
+            "0 or more, got 2.5",
+        ),
         (lambda: covary.nn.Dropout(1.0), r"in \[0, 1\), got 1\.0"),
         (lambda: covary.nn.Activation("swishy"), "Unknown activation 'swishy'; known are"),
         (lambda: covary.mlp([784]), r"at least two widths of 1 or more, got \[784\]"),
@@ -324,6 +337,8 @@ def test_value_checks_can_be_switched_off():
 
 def test_layers_print_well():
     assert repr(covary.nn.Lift(0.2)) == "Lift(noise=0.2, covariance='full')"
+    tracked = covary.nn.Lift(0.2, "tracked", exact_width=8)
+    assert repr(tracked) == "Lift(noise=0.2, covariance='tracked', exact_width=8)"
     assert repr(covary.nn.Linear(4, 2)) == "Linear(in_features=4, out_features=2, bias=True)"
     assert repr(covary.nn.ReLU()) == "Activation(relu)"
     assert repr(covary.nn.Noise(0.1)) == "Noise(noise=0.1)"
@@ -347,6 +362,7 @@ def test_state_dict_round_trips():
     assert torch.equal(other.eval()(x).covariance_matrix, net.eval()(x).covariance_matrix)
 
 
+@unmeasured
 @pytest.mark.parametrize("covariance", COVARIANCES)
 @pytest.mark.parametrize("name", activations.names())
 def test_dtype_follows_the_input(covariance, name):
@@ -360,9 +376,13 @@ def test_dtype_follows_the_input(covariance, name):
     )
 
 
-def test_the_meta_device_follows_the_network():
+@unmeasured
+@pytest.mark.parametrize("covariance", COVARIANCES)
+@pytest.mark.parametrize("training", [True, False])
+def test_the_meta_device_follows_the_network(covariance, training):
     """No part of a forward pass makes a tensor on a device of its own choice."""
-    net = covary.mlp([4, 3, 2], activation="tanh", batch_norm=True).to("meta")
+    net = covary.mlp([4, 3, 3, 2], activation="tanh", covariance=covariance, batch_norm=True)
+    net = net.to("meta").train(training)
     out = net(torch.randn(5, 4, device="meta"))
     assert out.covariance_matrix.device.type == "meta"
 
@@ -404,3 +424,48 @@ def test_autocast_leaves_moments_in_full_precision(covariance):
     torch.testing.assert_close(out.mean, exact.mean, rtol=1e-2, atol=1e-3)
     torch.testing.assert_close(net(x.half().float()).mean, out.mean, rtol=0, atol=0)
     loss.backward()
+
+
+class NoHalfPrecision(TorchDispatchMode):
+    """Refuses every operation that gives such numbers."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for value in pytree.tree_leaves(out):
+            assert not isinstance(value, torch.Tensor) or value.dtype != torch.bfloat16, func
+        return out
+
+
+@unmeasured
+@pytest.mark.parametrize("looked_at", ["covariance_matrix", "variance"])
+@pytest.mark.parametrize("used_within", [True, False])
+@pytest.mark.parametrize("exact_width", [0, 15])
+def test_a_look_within_autocast_is_in_full_precision(exact_width, used_within, looked_at):
+    net = covary.mlp([30, 20, 15, 70], covariance="tracked", exact_width=exact_width).eval()
+    x = torch.randn(50, 30)
+    with torch.no_grad():
+        expected, out = getattr(net(x), looked_at), net(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16), NoHalfPrecision():
+            found = getattr(net(x) if used_within else out, looked_at)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+
+
+@unmeasured
+@pytest.mark.parametrize("covariance", COVARIANCES)
+@pytest.mark.parametrize(
+    "between",
+    [covary.nn.BatchNorm1d(6), covary.nn.Rescale(torch.zeros(6), torch.rand(6) + 0.5)],
+    ids=["BatchNorm1d", "Rescale"],
+)
+def test_no_activation_need_stand_between_weights(between, covariance):
+    front = [covary.nn.Lift(0.3, covariance), covary.nn.Linear(4, 8), covary.nn.ReLU()]
+    weights = [covary.nn.Linear(8, 6), between, covary.nn.Linear(6, 3)]
+    net = nn.Sequential(*front, *weights).double().eval()
+    with covary.record(net) as layers:
+        out = net(torch.randn(7, 4, dtype=torch.float64))
+    weight = net[5].weight.detach()
+    expected = weight @ layers["4"].covariance_matrix @ weight.mT
+    if covariance == "diagonal":
+        expected = torch.diag_embed(expected.diagonal(dim1=1, dim2=2))
+    torch.testing.assert_close(out.covariance_matrix, expected)

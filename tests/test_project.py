@@ -23,7 +23,7 @@ FLOORS = [
     {"nn"},
     {"models", "recording"},
     {"data", "training", "uncertainty"},
-    {"replicas"},
+    {"replicas", "tracking"},
     {"estimators", "runs"},
     {"report"},
     {"cli"},

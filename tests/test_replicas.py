@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
 import covary
+from covary import covariance
 from covary import replicas as module
+from covary.nn.fidelity import Fidelity, Row
 from covary.replicas import ReplicaBatches, ReplicaLoss, Replicas
 from covary.training import (
     ClassificationLoss,
@@ -38,6 +41,10 @@ def networks(outputs=1, **settings):
         )
         for noise in NOISES
     ]
+
+
+def tracking(**settings):
+    return covary.mlp([FEATURES, 8, 1], covariance="tracked", **settings)
 
 
 def rows_of_each(n=40, samples=25):
@@ -70,7 +77,7 @@ def train_both_ways(nets, loss_of, x, y, *, epochs=12, **settings):
     return [objective.net for objective in together.unstack()], alone
 
 
-@pytest.mark.parametrize("covariance", ["full", "diagonal", "shared"])
+@pytest.mark.parametrize("covariance", covariance.names())
 def test_a_replica_gives_the_moments_of_its_network(covariance):
     nets = networks(outputs=2, covariance=covariance)
     x = torch.randn(len(nets), 6, FEATURES)
@@ -84,8 +91,67 @@ def test_a_replica_gives_the_moments_of_its_network(covariance):
             torch.testing.assert_close(out.entropy()[index], alone.entropy())
 
 
+@pytest.mark.filterwarnings("ignore::covary.nn.fidelity.TrackingWarning")
+def test_a_replica_tracks_as_its_network_does():
+    nets = networks(outputs=2, covariance="tracked")
+    replicas, x = Replicas(nets), torch.randn(len(nets), 6, FEATURES)
+    optimizer = torch.optim.SGD(replicas.parameters(), lr=1e-3)
+    for _ in range(3):
+        replicas(x).mean.square().sum().backward()
+        optimizer.step()
+    alone = replicas.unstack()
+    assert [net[5].probed.item() for net in alone] == [3 * 7] * len(nets)
+    assert all(net[5].log_correction.any() for net in alone[1:])
+    assert not alone[0][5].log_correction.any(), "without noise there is nothing to measure"
+    out = replicas.eval()(x)
+    for index, net in enumerate(alone):
+        expected = net.eval()(x[index])
+        torch.testing.assert_close(out.mean[index], expected.mean)
+        torch.testing.assert_close(out.cov.unit_variance[index], expected.cov.unit_variance)
+        torch.testing.assert_close(out.covariance_matrix[index], expected.covariance_matrix)
+    late = replicas(x)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="weights were changed"):
+        late.entropy()
+
+
+def measured():
+    """Two networks of which it is known how well they track."""
+    nets = [tracking().eval() for _ in range(2)]
+    for net in nets:
+        net.lift.set_fidelity(Fidelity((Row(0, 1.0, 0.0),)))
+    return nets
+
+
+def test_replicas_know_nothing_of_how_well_their_networks_tracked():
+    nets, x = measured(), torch.randn(2, 6, FEATURES)
+    replicas = Replicas(nets).eval()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        replicas(x), replicas(x)
+    assert ["never measured" in str(warning.message) for warning in caught] == [True]
+    replicas.train()(x)
+    assert [net.lift.fidelity for net in replicas.unstack()] == [None, None]
+    assert all(net.lift.fidelity is not None for net in nets)
+
+
+def test_networks_that_torch_stacks_warn_once_and_stay_copyable():
+    nets, x = measured(), torch.randn(6, FEATURES)
+    state = torch.func.stack_module_state(nets)
+
+    def mean(state, x):
+        return torch.func.functional_call(nets[0], state, (x,)).mean
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            torch.func.vmap(mean, in_dims=(0, None))(state, x)
+    assert ["never measured" in str(warning.message) for warning in caught] == [True]
+    assert torch.equal(copy.deepcopy(nets[0])(x).mean, nets[0](x).mean)
+
+
 @pytest.mark.parametrize("recorded_after", [5, 10**9], ids=["recorded", "not recorded"])
-@pytest.mark.parametrize("covariance", ["full", "diagonal", "shared"])
+@pytest.mark.parametrize("covariance", covariance.names())
 @pytest.mark.parametrize("activation", ["relu", "heaviside"])
 def test_together_as_alone(activation, covariance, recorded_after, monkeypatch):
     monkeypatch.setattr(module, "_STEPS_BEFORE_RECORDING", recorded_after)
@@ -251,11 +317,17 @@ def test_each_replica_has_the_batches_it_would_have_alone():
         (lambda: covary.mlp([3, 8, 8, 1]), "replica 1 has"),
         (lambda: covary.mlp([3, 8, 1], covariance="shared"), r"Lift\(shared\).*Lift\(full\)"),
         (lambda: covary.mlp([3, 8, 1]).double(), "float64"),
+        (lambda: tracking(exact_width=8), r"Lift\(tracked, exact_width=8\).*Lift\(full\)"),
     ],
 )
 def test_other_architectures_are_refused(other, message):
     with pytest.raises(ValueError, match=message):
         Replicas([covary.mlp([3, 8, 1]), other()])
+
+
+def test_layers_that_are_exact_belong_to_the_architecture():
+    with pytest.raises(ValueError, match=r"exact_width=8\).*where.* exact_width=4\)"):
+        Replicas([tracking(exact_width=4), tracking(exact_width=8)])
 
 
 def test_wrong_shapes_are_refused():

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 
 class ActivationMoments(NamedTuple):
@@ -38,7 +39,10 @@ class MomentActivation:
     def __call__(self, mu: Tensor, var: Tensor) -> ActivationMoments:
         """Mean, variance and gain of h(x) for x ~ N(mu, var), var >= 0."""
         # Divisions by var, twice over in a backward pass, stay finite down to here.
-        noisy = var > 100 * torch.finfo(var.dtype).tiny
+        least = 100 * torch.finfo(var.dtype).tiny
+        if _all_above(least, var):
+            return self.moments(mu, var)
+        noisy = var > least
         # Formulas see 1 in place of 0: not even the branch that is thrown away may make a NaN,
         # which would come back through the gradient of torch.where.
         mean, variance, gain = self.moments(mu, torch.where(noisy, var, 1.0))
@@ -50,3 +54,11 @@ class MomentActivation:
 
     def __repr__(self) -> str:
         return self.name
+
+
+def _all_above(least: float, var: Tensor) -> bool:
+    """Whether it is known, without waiting for a device, that all variances are above."""
+    unknown = torch.compiler.is_compiling() or is_functorch_wrapped_tensor(var)
+    if unknown or var.device.type != "cpu" or var.numel() == 0:
+        return False
+    return bool(var.min() > least)

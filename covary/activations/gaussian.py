@@ -11,7 +11,6 @@ each of which keeps its *relative* accuracy as far out as it can be represented.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -38,7 +37,11 @@ _DENOMINATOR = (
     0.017138483872372195,
     0.001383473685191438,
 )
-_TWICE_NUMERATOR = tuple(2 * coefficient for coefficient in _NUMERATOR)
+# Of second / first, both polynomials side by side, highest power first.
+_TWICE_RATIO = [
+    [2 * above, below]
+    for above, below in zip((0.0, *reversed(_NUMERATOR)), reversed(_DENOMINATOR), strict=True)
+]
 
 
 class Tail(NamedTuple):
@@ -61,15 +64,13 @@ def tail(z: Tensor) -> Tail:
         g0 = math.sqrt(math.pi / 2) * torch.special.erfcx(a * math.sqrt(0.5))
         g1 = 1 - a * g0
         twice_g2 = g0 - a * g1
-    else:
-        # The differences above lose a^4 / 2 units in the last place: nothing in float64, all of
-        # float32. Starting from the ratio g2 / g1 the same relations only add and multiply.
-        twice_ratio = _polynomial(_TWICE_NUMERATOR, a) / _polynomial(_DENOMINATOR, a)
-        slope = a + twice_ratio
-        g1 = _plus_product(1.0, a, slope).reciprocal()
-        g0 = slope * g1
-        twice_g2 = twice_ratio * g1
-    return Tail(a, density, density * g0, density * g1, density * twice_g2)
+        return Tail(a, density, density * g0, density * g1, density * twice_g2)
+    # The differences above lose a^4 / 2 units in the last place: nothing in float64, all of
+    # float32. Starting from the ratio g2 / g1 the same relations only add and multiply.
+    twice_ratio = _twice_ratio(a)
+    slope = a + twice_ratio
+    first = density / _plus_product(1.0, a, slope)
+    return Tail(a, density, first * slope, first, first * twice_ratio)
 
 
 def below(z: Tensor, beyond: Tail) -> Tensor:
@@ -79,13 +80,15 @@ def below(z: Tensor, beyond: Tail) -> Tensor:
     return ((z > 0).to(beyond.mass.dtype) - beyond.mass).abs()
 
 
-def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
-    """Horner's rule, lowest power first."""
-    highest, second, *rest = reversed(coefficients)
-    value = highest * x + second
+def _twice_ratio(a: Tensor) -> Tensor:
+    """second / first, by Horner's rule for numerator and denominator at once."""
+    table = torch.tensor(_TWICE_RATIO, dtype=a.dtype, device=a.device)
+    highest, *rest = table.reshape(*table.shape, *[1] * a.dim()).unbind()
+    value = highest
     for coefficient in rest:
-        value = _plus_product(coefficient, value, x)
-    return value
+        value = torch.addcmul(coefficient, value, a)  # one pass over memory
+    above, below = value.unbind()
+    return above / below
 
 
 def _plus_product(constant: float, x: Tensor, y: Tensor, *, factor: float = 1.0) -> Tensor:

@@ -28,12 +28,12 @@ def _leaky_moments(mu: Tensor, var: Tensor, *, slope: float) -> ActivationMoment
     beyond = tail(mu / sigma)
     mean = torch.addcmul(F.relu(mu), sigma, beyond.first)
     gain = below(mu, beyond)
-    excess = beyond.second - beyond.mass.square() - beyond.first.square()
+    excess = beyond.second - torch.addcmul(beyond.mass.square(), beyond.first, beyond.first)
     if slope != 0.0:
         mean = slope * mu + (1 - slope) * mean
         gain = slope + (1 - slope) * gain
         excess = (1 - slope) ** 2 * excess
-    return ActivationMoments(mean, var * (gain.square() + excess), gain)
+    return ActivationMoments(mean, var * torch.addcmul(excess, gain, gain), gain)
 
 
 def _leaky(x: Tensor, *, slope: float) -> Tensor:

@@ -84,8 +84,8 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
                 classification by the log-probability that is predicted for its labels. Of equally
                 good ones the least noise wins.
             covariance: how covariances are held in training: ``"shared"`` (one for each
-                mini-batch, which is fastest), ``"full"`` or ``"diagonal"``. Predictions have one
-                for each sample, diagonal if that was chosen and full if not.
+                mini-batch, which is fastest), ``"tracked"``, ``"full"`` or ``"diagonal"``.
+                Predictions have one for each sample, diagonal if that was chosen and full if not.
             epochs: passes over the training data.
             batch_size: samples in a step.
             lr: learning rate of AdamW, at its highest where it has a schedule.

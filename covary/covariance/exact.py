@@ -1,103 +1,17 @@
-"""How the covariance of a layer is held.
-
-Each class answers the same questions (``Covariance``); ``dense()`` is the truth they are
-tested against. The batch dimension is 1 where the whole batch has the same covariance and B where
-each sample has its own; nothing is expanded from one to the other before a layer needs it.
-
-Covariances are immutable values made of tensors, and pytrees, so they pass through
-``torch.func.vmap`` and ``torch.compile``. What vmap stacks in front of the batch dimension, the
-methods that look at a covariance (``variance``, ``dense``, ``log_determinant``, ``color``) accept.
-"""
+"""Covariances held exactly, but for what their names say: correlations dropped, or shared."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from covary import linalg
-
-Value = TypeVar("Value", bound=type)
-
-
-def register_value(cls: Value, constants: Sequence[str] = ()) -> Value:
-    """Make a dataclass a pytree: fields named as constants are its structure, the rest children."""
-    children = [field.name for field in fields(cls) if field.name not in constants]
-
-    def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        return [getattr(value, k) for k in children], tuple(getattr(value, k) for k in constants)
-
-    def unflatten(leaves: Iterable[Any], structure: tuple[Any, ...]) -> Any:
-        named = zip((*children, *constants), (*leaves, *structure), strict=True)
-        return cls(**dict(named))
-
-    pytree.register_pytree_node(
-        cls, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}"
-    )
-    return cls
-
-
-class Covariance(ABC):
-    """The covariance of n units for a batch: (1 | B, n, n), held in whatever way is cheapest."""
-
-    @property
-    @abstractmethod
-    def variance(self) -> Tensor:
-        """(1 | B, n) the diagonal."""
-
-    @abstractmethod
-    def dense(self) -> Tensor:
-        """(1 | B, n, n) the symmetric matrix itself."""
-
-    @abstractmethod
-    def linear(self, weight: Tensor) -> Covariance:
-        """W C W^T for a weight (m, n)."""
-
-    @abstractmethod
-    def add_noise(self, var: float) -> Covariance:
-        """C + var I."""
-
-    @abstractmethod
-    def activate(self, gain: Tensor, variance: Tensor) -> Covariance:
-        """gain_i gain_j C_ij off the diagonal, ``variance`` on it; both (1 | B, n).
-
-        ``variance`` must not be below gain^2 times the variance here, and never is for moment
-        activations (docs/theory.md, eq. 7).
-        """
-
-    @abstractmethod
-    def scale(self, factor: Tensor) -> Covariance:
-        """factor_i factor_j C_ij for a factor (1 | B, n)."""
-
-    def reference(self, mean: Tensor) -> Tensor:
-        """(1 | B, n) the means at which an activation takes the gain and variance of this."""
-        return mean
-
-    def log_determinant(self, rtol: float) -> tuple[Tensor, Tensor]:
-        """(1 | B,) log-determinant and rank within the subspace of full rank."""
-        return linalg.log_determinant(self.dense(), rtol)
-
-    def color(self, white: Tensor) -> Tensor:
-        """(..., B, n) standard normal noise -> noise of this covariance."""
-        root = linalg.root(self.dense())
-        # Draws side by side as columns: one product per sample, and one copy of its root.
-        columns = white.reshape(-1, *white.shape[white.dim() - root.dim() + 1 :]).movedim(0, -1)
-        return (root @ columns).movedim(-1, 0).reshape(white.shape)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}{tuple(self.variance.shape)}"
-
-
-def _symmetric(matrix: Tensor) -> Tensor:
-    """The symmetric part: products of floating point numbers are symmetric to round-off only."""
-    return (matrix + matrix.mT) / 2
+from covary.covariance.base import EVERY, Covariance, Response, register_value, symmetric
 
 
 class _DiagonalMatrix(Covariance):
@@ -105,6 +19,9 @@ class _DiagonalMatrix(Covariance):
 
     def dense(self) -> Tensor:
         return torch.diag_embed(self.variance)
+
+    def quadratic(self, rows: Tensor, samples: slice = EVERY) -> Tensor:
+        return (rows * linalg.rows(self.variance, samples)[..., None, :]) @ rows.mT
 
     def log_determinant(self, rtol: float) -> tuple[Tensor, Tensor]:
         return linalg.spectrum_log_determinant(self.variance, rtol)
@@ -168,7 +85,7 @@ class Independent(_Variances):
         def product(samples: slice) -> Tensor:
             return (weight * linalg.rows(self.var, samples)[:, None, :]) @ weight.mT
 
-        matrix = linalg.in_chunks(product, self.var.shape[0], weight)
+        matrix = linalg.in_chunks(product, len(self.var), weight.numel(), weight.device)
         return Full(matrix, torch.zeros_like(self.var[:1, :1]))
 
 
@@ -196,13 +113,13 @@ class Full(Covariance):
 
     def dense(self) -> Tensor:
         diagonal = self.matrix.diagonal(dim1=-2, dim2=-1)
-        return _symmetric(self.matrix) + torch.diag_embed(self.variance - diagonal)
+        return symmetric(self.matrix) + torch.diag_embed(self.variance - diagonal)
 
     def linear(self, weight: Tensor) -> Full:
         def product(samples: slice) -> Tensor:
-            return weight @ (linalg.rows(self.matrix, samples) @ weight.mT)
+            return weight @ (linalg.rows(self.matrix, samples, dim=-3) @ weight.mT)
 
-        matrix = linalg.in_chunks(product, self.matrix.shape[0], weight)
+        matrix = linalg.in_chunks(product, len(self.matrix), weight.numel(), weight.device)
         return Full(matrix + self.added * weight @ weight.mT, torch.zeros_like(self.added))
 
     def add_noise(self, var: float) -> Full:
@@ -237,7 +154,7 @@ class Gated(Covariance):
 
     def dense(self) -> Tensor:
         correlated = self.gain[..., None] * self.matrix * self.gain[..., None, :]
-        return _symmetric(correlated) + torch.diag_embed(self.excess)
+        return symmetric(correlated) + torch.diag_embed(self.excess)
 
     def linear(self, weight: Tensor) -> Full:
         matrix = linalg.gated_product(weight, self.matrix, self.gain, self.excess)
@@ -294,44 +211,14 @@ class Shared(Covariance):
         pairs = factor.mT @ factor / factor.shape[0]
         return Shared(Full(self.one.dense() * pairs, torch.zeros_like(factor[:1, :1])))
 
-    def reference(self, mean: Tensor) -> Tensor:
-        return mean.mean(0, keepdim=True)
+    def respond(
+        self, activation: Callable[[Tensor, Tensor], Response], mean: Tensor, response: Response
+    ) -> Covariance:
+        common = activation(mean.mean(0, keepdim=True), self.variance)
+        return self.activate(common.gain, common.variance)
 
     def log_determinant(self, rtol: float) -> tuple[Tensor, Tensor]:
         return self.one.log_determinant(rtol)
 
     def color(self, white: Tensor) -> Tensor:
         return self.one.color(white)
-
-
-def _shared(var: Tensor, n: int) -> Covariance:
-    return Shared(Isotropic(var, n))
-
-
-def _diagonal(var: Tensor, n: int) -> Covariance:
-    return Diagonal(var.expand(1, n))
-
-
-# How a network may hold its covariance, by what its input's covariance starts as.
-_STARTS: dict[str, Callable[[Tensor, int], Covariance]] = {
-    "full": Isotropic,
-    "diagonal": _diagonal,
-    "shared": _shared,
-}
-
-
-def names() -> list[str]:
-    """The ways to hold a covariance that ``start`` knows."""
-    return list(_STARTS)
-
-
-def check_name(covariance: str) -> str:
-    """The name itself, if it is one."""
-    if not isinstance(covariance, str) or covariance not in _STARTS:
-        raise ValueError(f"Unknown covariance {covariance!r}; known are {', '.join(names())}.")
-    return covariance
-
-
-def start(covariance: str, var: Tensor, n: int) -> Covariance:
-    """The covariance ``var`` I of n inputs, to be held in the way of this name; var is (1, 1)."""
-    return _STARTS[check_name(covariance)](var, n)

@@ -1,0 +1,128 @@
+"""What every way of holding a covariance can be asked."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from covary import linalg
+
+Value = TypeVar("Value", bound=type)
+EVERY = slice(None)
+
+
+class Response(Protocol):
+    """What an activation makes of its units, each (B, n)."""
+
+    @property
+    def variance(self) -> Tensor:
+        """Of each unit."""
+
+    @property
+    def gain(self) -> Tensor:
+        """The slope of each unit's mean."""
+
+
+def register_value(cls: Value, constants: Sequence[str] = (), derived: Sequence[str] = ()) -> Value:
+    """Make a dataclass a pytree: constants are its structure, the other fields its children.
+
+    Fields that are derived from the others are neither; each value finds its own.
+    """
+    apart = {*constants, *derived}
+    children = [field.name for field in fields(cls) if field.name not in apart]
+
+    def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        # What is not there (None) belongs to the structure: a leaf is a tensor.
+        there = tuple(name for name in children if getattr(value, name) is not None)
+        fixed = tuple(getattr(value, name) for name in constants)
+        return [getattr(value, name) for name in there], (there, fixed)
+
+    def unflatten(leaves: Iterable[Any], structure: tuple[Any, ...]) -> Any:
+        there, fixed = structure
+        known = dict(zip((*there, *constants), (*leaves, *fixed), strict=True))
+        return cls(**dict.fromkeys(children) | known)
+
+    pytree.register_pytree_node(
+        cls, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}"
+    )
+    return cls
+
+
+class Covariance(ABC):
+    """The covariance of n units for a batch: (1 | B, n, n), held in whatever way is cheapest."""
+
+    @property
+    @abstractmethod
+    def variance(self) -> Tensor:
+        """(1 | B, n) the diagonal."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """(1 | B, n, n) the symmetric matrix itself."""
+
+    @abstractmethod
+    def linear(self, weight: Tensor) -> Covariance:
+        """W C W^T for a weight (m, n)."""
+
+    @abstractmethod
+    def add_noise(self, var: float) -> Covariance:
+        """C + var I."""
+
+    @abstractmethod
+    def activate(self, gain: Tensor, variance: Tensor) -> Covariance:
+        """gain_i gain_j C_ij off the diagonal, ``variance`` on it; both (1 | B, n).
+
+        ``variance`` must not be below gain^2 times the variance here, and never is for moment
+        activations (docs/theory.md, eq. 7).
+        """
+
+    @abstractmethod
+    def scale(self, factor: Tensor) -> Covariance:
+        """factor_i factor_j C_ij for a factor (1 | B, n)."""
+
+    @property
+    def unit_variance(self) -> Tensor:
+        """(1 | B, n) the variances that activations take: the diagonal, or an estimate of it."""
+        return self.variance
+
+    def respond(
+        self, activation: Callable[[Tensor, Tensor], Response], mean: Tensor, response: Response
+    ) -> Covariance:
+        """What an activation makes of this, whose ``response`` at the means (B, n) is known."""
+        return self.activate(response.gain, response.variance)
+
+    def quadratic(self, rows: Tensor, samples: slice = EVERY) -> Tensor:
+        """R C R^T for rows (1 | b, r, n), (1 | b, r, r); of these b samples only."""
+        matrix = linalg.rows(self.dense(), samples, dim=-3)
+        return rows @ matrix @ rows.mT
+
+    def log_determinant(self, rtol: float) -> tuple[Tensor, Tensor]:
+        """(1 | B,) log-determinant and rank within the subspace of full rank."""
+        return linalg.log_determinant(self.dense(), rtol)
+
+    def color(self, white: Tensor) -> Tensor:
+        """(..., B, n) standard normal noise -> noise of this covariance."""
+        root = linalg.root(self.dense())
+        # Draws side by side as columns: one product per sample, and one copy of its root.
+        columns = white.reshape(-1, *white.shape[white.dim() - root.dim() + 1 :]).movedim(0, -1)
+        return (root @ columns).movedim(-1, 0).reshape(white.shape)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}{tuple(self.unit_variance.shape)}"
+
+
+def symmetric(matrix: Tensor) -> Tensor:
+    """The symmetric part: products of floating point numbers are symmetric to round-off only."""
+    return (matrix + matrix.mT) / 2
+
+
+def as_covariance(matrix: Tensor) -> Tensor:
+    """The symmetric part, without the negative variances that round-off leaves."""
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    return symmetric(matrix) + torch.diag_embed(diagonal.clamp(min=0) - diagonal)

@@ -1,0 +1,42 @@
+"""Layers that take Moments and give Moments, to be chained in ``torch.nn.Sequential``.
+
+One value goes in and one comes out of every layer, so ordinary modules may stand in front of
+``Lift`` (a mixed network) and anything that takes a tensor may follow ``out.mean``.
+"""
+
+from covary.nn.layers import Activation, BatchNorm1d, Dropout, Flatten, Noise
+from covary.nn.lift import Lift
+from covary.nn.linear import Linear
+from covary.nn.named import (
+    GELU,
+    Heaviside,
+    LeakyReLU,
+    Probit,
+    ReLU,
+    Sigmoid,
+    SiLU,
+    Softplus,
+    Tanh,
+)
+from covary.nn.units import Rescale, Standardize
+
+__all__ = [
+    "GELU",
+    "Activation",
+    "BatchNorm1d",
+    "Dropout",
+    "Flatten",
+    "Heaviside",
+    "LeakyReLU",
+    "Lift",
+    "Linear",
+    "Noise",
+    "Probit",
+    "ReLU",
+    "Rescale",
+    "SiLU",
+    "Sigmoid",
+    "Softplus",
+    "Standardize",
+    "Tanh",
+]

@@ -1,0 +1,172 @@
+"""Layers without weights between units: noise, activation, normalisation, dropout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from covary import activations
+from covary.activations import MomentActivation
+from covary.moments import Moments
+from covary.nn.checks import check_moments, check_noise
+from covary.settings import covariance_grad, covariance_is_supervised, without_autocast
+
+
+class Noise(nn.Module):
+    """Independent noise of standard deviation ``noise`` on every unit: C -> C + noise^2 I."""
+
+    def __init__(self, noise: float) -> None:
+        super().__init__()
+        self.noise = check_noise(noise, "Noise")
+
+    def forward(self, moments: Moments) -> Moments:
+        check_moments(moments, self)
+        with covariance_grad():
+            return Moments(moments.mean, moments.cov.add_noise(self.noise**2))
+
+    def extra_repr(self) -> str:
+        return f"noise={self.noise:g}"
+
+
+class Activation(nn.Module):
+    """A moment activation, by name or as given by ``covary.activations``."""
+
+    def __init__(self, activation: str | MomentActivation) -> None:
+        super().__init__()
+        self.activation = activations.get(activation)
+
+    def forward(self, moments: Moments) -> Moments:
+        check_moments(moments, self)
+        mu, cov = moments.mean, moments.cov
+        with without_autocast(mu.device), covariance_grad():
+            var = cov.unit_variance
+            out = self.activation(mu, var)
+            activated = cov.respond(self.activation, mu, out)
+        if covariance_is_supervised() or not torch.is_grad_enabled():
+            return Moments(out.mean, activated)
+        mean: Tensor = _MeanOfConstantVariance.apply(  # type: ignore[no-untyped-call]
+            mu, var, out.mean, out.gain, self.activation
+        )
+        return Moments(mean, activated)
+
+    def extra_repr(self) -> str:
+        return repr(self.activation)
+
+
+class _MeanOfConstantVariance(torch.autograd.Function):
+    """Gives ``mean`` back; its gradient with respect to mu is ``gain``. docs/theory.md, eq. (18).
+
+    The gain comes with the covariance, so the backward pass of SMUC costs one product and keeps
+    none of the activation's intermediate results.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        mu: Tensor, var: Tensor, mean: Tensor, gain: Tensor, activation: MomentActivation
+    ) -> Tensor:
+        return mean.view_as(mean)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        mu, var, _, gain, ctx.activation = inputs
+        ctx.save_for_backward(mu, var, gain)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        mu, var, gain = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # A second derivative is wanted, so the gain has to remember that it depends on mu.
+            gain = ctx.activation(mu, var).gain
+        return grad * gain, None, None, None, None
+
+
+class BatchNorm1d(nn.Module):
+    """Normalises the mean as ``nn.BatchNorm1d`` does, and scales the covariance alike.
+
+    In training the statistics are those of the batch's means, otherwise the running ones; the
+    covariance is multiplied by the *same* scale, ``weight / sqrt(var + eps)``.
+    """
+
+    weight: Tensor | None
+    bias: Tensor | None
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_features = num_features
+        self.eps = eps
+        self.momentum = momentum
+        plain = nn.BatchNorm1d(num_features, affine=affine, device=device, dtype=dtype)
+        self.register_parameter("weight", plain.weight)
+        self.register_parameter("bias", plain.bias)
+        for name, buffer in plain.named_buffers():
+            self.register_buffer(name, buffer)
+
+    def forward(self, moments: Moments) -> Moments:
+        check_moments(moments, self, self.num_features)
+        mean, var = moments.mean, self.running_var
+        if self.training:
+            var = mean.var(0, correction=0)
+            self.num_batches_tracked.add_(1)
+        normalised = F.batch_norm(
+            mean,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training,
+            self.momentum,
+            self.eps,
+        )
+        with covariance_grad():
+            scale = torch.rsqrt(var + self.eps)
+            if self.weight is not None:
+                scale = scale * self.weight
+            return Moments(normalised, moments.cov.scale(scale[None]))
+
+    def extra_repr(self) -> str:
+        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}"
+
+
+class Dropout(nn.Module):
+    """Drops units in training, mean and covariance by the same mask, and scales up the rest."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        if not 0 <= p < 1:
+            raise ValueError(f"Dropout needs a probability in [0, 1), got {p}.")
+        self.p = p
+
+    def forward(self, moments: Moments) -> Moments:
+        check_moments(moments, self)
+        if not self.training or self.p == 0:
+            return moments
+        mask = F.dropout(torch.ones_like(moments.mean), self.p)
+        mean = moments.mean * mask
+        with without_autocast(mean.device), covariance_grad():
+            return Moments(mean, moments.cov.scale(mask))
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+class Flatten(nn.Module):
+    """(B, ...) -> (B, n) for plain tensors before a Lift; Moments are flat and pass unchanged."""
+
+    def forward(self, x: Tensor | Moments) -> Tensor | Moments:
+        return x if isinstance(x, Moments) else x.flatten(1)

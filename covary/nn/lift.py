@@ -1,0 +1,162 @@
+"""Where a plain tensor becomes Moments."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from covary.covariance import Probe, Tracked, check_name, start
+from covary.moments import Moments
+from covary.nn.checks import check_exact_width, check_noise
+from covary.nn.fidelity import UNKNOWN, Fidelity, TrackingWarning, frames_to_caller
+from covary.settings import is_autocast, values_are_checked
+
+# A step measures the corrections of so many units of each layer on so many of its samples.
+TRAINING_PROBE = Probe(samples=4, units=32, momentum=0.1)
+
+
+class Lift(nn.Module):
+    """Plain tensor (B, n) -> Moments with covariance ``noise**2 * I``; docs/theory.md, eq. (2).
+
+    Args:
+        noise: the standard deviation sigma_1 of the input.
+        covariance: how the network holds its covariance from here on: ``"full"`` (one matrix per
+            sample), ``"tracked"`` (one per sample too, but approximate, and computed only where it
+            is looked at: much cheaper), ``"diagonal"`` (variances only) or ``"shared"`` (one matrix
+            per mini-batch, in evaluation mode too, so that samples depend on their neighbours; see
+            ``covary.with_covariance``).
+        exact_width: for ``"tracked"``, in evaluation: layers of up to so many units have exact
+            variances, given those before them, at the price of as many backward passes. None: the
+            least that was good enough when ``covary.track`` compared with exact covariances.
+
+    In evaluation a network that tracks warns (``TrackingWarning``), once, if its covariances were
+    poor when they were compared, or never compared since the last pass in training mode. Compiled
+    ones do not; weights that are changed in evaluation mode go unnoticed.
+    """
+
+    fidelity: Tensor | None
+
+    def __init__(
+        self, noise: float, covariance: str = "full", *, exact_width: int | None = None
+    ) -> None:
+        super().__init__()
+        self.noise = check_noise(noise, "Lift")
+        self.covariance = check_name(covariance)
+        self.exact_width = check_exact_width(exact_width, covariance)
+        self.register_buffer("fidelity", None)
+        self._read: tuple[Tensor, Fidelity] | None = None
+        # Which table was looked at for warnings, and for which width.
+        self._judged: tuple[Tensor | None, int | None] | None = None
+
+    def forward(self, x: Tensor) -> Moments:
+        if isinstance(x, Tensor) and is_autocast(x.device):
+            x = x.float()  # a trunk may run in half precision; moments never do
+        _check_liftable(x)
+        if self.training and torch.is_grad_enabled() and self.fidelity is not None:
+            # What was measured of these weights says nothing of those that come.
+            self.fidelity = None
+        # Not torch.full: where replicas of a network differ in noise, it is a tensor under vmap.
+        var = x.new_zeros(1, 1) + self.noise**2
+        cov = start(self.covariance, var, x.shape[-1])
+        if isinstance(cov, Tracked):
+            cov = self._tracked(cov)
+        return Moments(x, cov)
+
+    def set_fidelity(self, fidelity: Fidelity) -> None:
+        """Keep how well tracked covariances agreed with exact ones, to choose and to warn by."""
+        # float32, so that devices without float64 take it too.
+        self.fidelity = torch.tensor(fidelity.rows, dtype=torch.float32)
+        self._known()
+
+    def _tracked(self, cov: Tracked) -> Tracked:
+        if self.training:
+            return replace(cov, probe=TRAINING_PROBE)
+        known = self._known()
+        if not torch.compiler.is_compiling():
+            self._warn_once(known)
+        return replace(cov, exact_width=known.width(self.exact_width))
+
+    def _warn_once(self, known: Fidelity) -> None:
+        """Say what is wrong with this table and width, unless it was said."""
+        judged = self._judged
+        table = None if known is UNKNOWN else self.fidelity  # what vmap stacks must not be kept
+        if judged and judged[0] is table and judged[1] == self.exact_width:
+            return
+        self._judged = table, self.exact_width
+        problem = known.problem(self.exact_width)
+        if problem:
+            warnings.warn(problem, TrackingWarning, stacklevel=frames_to_caller())
+
+    def _known(self) -> Fidelity:
+        table = self.fidelity
+        if table is None or table.is_meta:
+            return UNKNOWN
+        if self._read is None or self._read[0] is not table:
+            if is_functorch_wrapped_tensor(table):  # replicas know of no choice
+                return UNKNOWN
+            self._read = table, Fidelity.of(table)  # once: on a GPU it has to wait
+        return self._read[1]
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Lift:
+        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+        self._known()  # read now, from where it was moved to: a compiled network cannot
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        found = state_dict.get(f"{prefix}fidelity")
+        self.fidelity = None if found is None else torch.empty_like(found)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        self._known()
+
+    def extra_repr(self) -> str:
+        width = "" if self.exact_width is None else f", exact_width={self.exact_width}"
+        return f"noise={self.noise:g}, covariance={self.covariance!r}{width}"
+
+
+def _check_liftable(x: Tensor) -> None:
+    if isinstance(x, Moments):
+        raise TypeError("Lift takes a plain Tensor and got Moments. Remove the second Lift.")
+    if not isinstance(x, Tensor):
+        raise TypeError(f"Lift takes a Tensor, got {type(x).__name__}. Try torch.as_tensor(x).")
+    if x.dtype not in (torch.float32, torch.float64):
+        # Half precision has neither the range nor the digits for variances of small noise.
+        pixels = "" if x.is_floating_point() else ", and divide pixel values by 255"
+        raise TypeError(
+            f"Lift needs float32 or float64 input, got {x.dtype}. Convert it first: "
+            f"x.float(){pixels}."
+        )
+    if x.dim() != 2:
+        raise ValueError(
+            f"Lift expects input of shape (batch, features), got {tuple(x.shape)}. "
+            + (
+                "Put a covary.nn.Flatten before it."
+                if x.dim() > 2
+                else "Give a single sample a batch dimension: x[None]."
+            )
+        )
+    if values_are_checked():
+        _check_finite(x)
+
+
+def _check_finite(x: Tensor) -> None:
+    if x.device.type == "meta":
+        return  # a shape without values
+    try:
+        # NaN and infinity survive a sum, which takes one pass; large numbers may overflow in it.
+        if torch.isfinite(x.sum()) or torch.isfinite(x).all():
+            return
+    except RuntimeError as error:
+        if "vmap" in str(error):  # where there are no values to look at
+            return
+        raise
+    bad = (~torch.isfinite(x)).nonzero()
+    raise ValueError(
+        f"Lift got {len(bad)} NaN or infinite values in an input of shape {tuple(x.shape)}, the "
+        f"first at {bad[0].tolist()}. Clean the data, or skip this check within "
+        "`with covary.check_values(False):`."
+    )
