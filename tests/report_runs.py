@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
+from tests.report_fidelity import add_fidelity
+
 # Letters and digits of 3 x 5 pixels, a row of each per group of three.
 GLYPHS = {
     "0": "111101101101111",
@@ -178,6 +180,7 @@ def store(run, evaluation, arrays, rows, hidden):
     name = evaluation["dataset"]
     evaluation |= {
         "covariance": "full",
+        "weights": "5f3a" * 16,
         "versions": versions,
         "seed": 0,
         "command": f"covary evaluate runs/{run.name}",
@@ -293,9 +296,9 @@ def classification(run, *, classes, samples, rng, inputs, foreign=None, rows=Non
 
 
 def mnist(root: Path, samples=3000) -> Path:
-    """Images, and letters as the foreign set."""
+    """Images, letters as the foreign set, and cheaper covariances beside the exact one."""
     rng = np.random.default_rng(1)
-    return classification(
+    run = classification(
         root / "mnist",
         classes=tuple("0123456789"),
         samples=samples,
@@ -304,6 +307,7 @@ def mnist(root: Path, samples=3000) -> Path:
         foreign=("notmnist", samples),
         rows=history("classification", 20, rng),
     )
+    return add_fidelity(run)
 
 
 def table(root: Path) -> Path:
@@ -402,7 +406,8 @@ def concrete(root: Path) -> Path:
 
 
 def two_targets(root: Path) -> Path:
-    return regression(root / "energy", ["heating load", "cooling load <kWh>"], 700, 6)
+    run = regression(root / "energy", ["heating load", "cooling load <kWh>"], 700, 6)
+    return add_fidelity(run)
 
 
 RUNS: dict[str, Callable[[Path], Path]] = {

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from covary.cli import app
-from covary.cli.look import _warnings
+from covary.report.words import contradictions
 
 QUICK = ["--hidden", "8", "--epochs", "2"]
 
@@ -71,6 +71,7 @@ def write_table(path: Path, rows: int = 60, seed: int = 0) -> Path:
         [],
         ["train"],
         ["evaluate"],
+        ["fidelity"],
         ["report"],
         ["demo"],
         ["data"],
@@ -94,6 +95,37 @@ def test_from_data_to_page(tmp_path):
     assert "max-softmax" in table
     covary("report", run)
     assert (run / "report.html").stat().st_size > 10_000
+
+
+def test_a_tracked_covariance_from_training_to_evaluation(tmp_path):
+    run, tracked = tmp_path / "run", ["--covariance", "tracked"]
+    said = covary("train", "digits", "--out", run, "--hidden", "12,8", "--epochs", "2", *tracked)
+    assert said.count("Tracked covariances (exact_width=") == 1
+    assert "rank correlation of entropies" in said
+    said = covary("evaluate", run)
+    assert "tracked" in said.partition("┏")[0]  # the title
+    assert "never measured" not in said
+    assert "full" in covary("evaluate", run, "--covariance", "full").partition("┏")[0]
+    evaluation = strict_json(covary("evaluate", run, "--exact-width", "8", "--json"))
+    assert (evaluation["covariance"], evaluation["exact_width"]) == ("tracked", 8)
+    for wrong in (["--covariance", "shared"], ["--covariance", "full", "--exact-width", "8"]):
+        assert "Invalid value" in covary("evaluate", run, *wrong, code=2)
+
+
+def test_training_tells_a_program_how_well_it_tracks(tmp_path):
+    tracked = ["--covariance", "tracked", "--exact-width", "8"]
+    for options, rows in ((tracked, 1), ([], 0)):
+        out = tmp_path / str(rows)
+        said = covary("train", "two-moons", "--json", "--out", out, *QUICK, *options)
+        found = strict_json(said[said.index("{") :])  # the rest is not on standard output
+        assert found["config"]["model"]["exact_width"] == (8 if rows else None)
+        assert len(found["fidelity"] or []) == rows
+
+
+def test_tracking_of_another_run_is_measured_and_said(tmp_path):
+    covary("train", "digits", "--out", tmp_path, *QUICK)
+    assert "never measured here" in covary("evaluate", tmp_path, "--covariance", "tracked")
+    assert "never measured here" not in covary("evaluate", tmp_path, "--covariance", "tracked")
 
 
 def test_a_table_of_ones_own(tmp_path):
@@ -120,11 +152,13 @@ def test_several_targets_keep_their_units_apart(tmp_path):
 
 
 def test_doubt_that_points_the_wrong_way_is_said():
-    said = list(_warnings({"test": {"auroc_entropy": 0.7}, "letters": {"auroc_entropy": 0.27}}))
+    said = list(
+        contradictions({"test": {"auroc_entropy": 0.7}, "letters": {"auroc_entropy": 0.27}})
+    )
     assert len(said) == 1
     assert "surer of inputs of letters" in said[0]
-    assert list(_warnings({"test": {"spearman_error": -0.2}}))
-    assert not list(_warnings({"test": {"spearman_error": 0.2, "auroc_entropy": None}}))
+    assert list(contradictions({"test": {"spearman_error": -0.2}}))
+    assert not list(contradictions({"test": {"spearman_error": 0.2, "auroc_entropy": None}}))
 
 
 def test_a_report_evaluates_first_if_nobody_did(tmp_path):
@@ -160,7 +194,7 @@ def test_dry_run_prints_the_whole_configuration_and_does_nothing(tmp_path):
         (["train", "digits", "--noise", "0.1,0.2"], "one noise for all layers or 4 of them"),
         (["train", "digits", "--hidden", "8,x"], "not a number"),
         (["train", "digits", "--activation", "rleu"], "relu"),
-        (["train", "digits", "--covariance", "none"], "full, diagonal, shared"),
+        (["train", "digits", "--covariance", "none"], "full, diagonal, shared, tracked"),
         (["train", "digits", "--optimizer", "sgd"], "adam, adamw"),
         (["train", "digits", "--epochs", "-3"], "epochs"),
         (["train", "digits", "--validation", "1.5"], "fraction"),
@@ -175,7 +209,9 @@ def test_dry_run_prints_the_whole_configuration_and_does_nothing(tmp_path):
         (["train", "digits", "--resume", "--overwrite"], "choose one"),
         (["data", "fetch", "nope"], "no data set"),
         (["train"], "Missing argument"),
+        (["train", "digits", "--exact-width", "-1"], "exact-width"),
         (["evaluate"], "Missing argument"),
+        (["fidelity"], "Missing argument"),
         (["nonsense"], "No such command"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -189,6 +225,7 @@ def test_wrong_use_is_exit_code_2(arguments, words):
 def test_failure_is_one_sentence_and_exit_code_1(tmp_path):
     for arguments, words in (
         (["evaluate", tmp_path], "holds no run"),
+        (["fidelity", tmp_path], "holds no run"),
         (["report", tmp_path], "holds no run"),
         (["train", tmp_path / "no.csv", "--target", "y"], "no.csv"),
         (["train", write_table(tmp_path / "t.csv"), "--target", "prize"], "price"),

@@ -14,7 +14,8 @@ import covary
 from covary.data import DataError, Dataset
 from covary.runs import DataConfig, ModelConfig, Run, RunConfig, RunError, evaluate
 from covary.runs.evaluation import LAYER_SAMPLES, classification_metrics, layer_names
-from covary.runs.training import load_data, resolve, train
+from covary.runs.samples import load_data
+from covary.runs.training import resolve, train
 from covary.training import TrainingConfig
 from covary.uncertainty import metrics
 
@@ -62,10 +63,13 @@ def test_the_folder_holds_all_that_made_the_run(classifier):
     assert RunConfig.from_toml(classifier.config_path) == classifier.config()
 
 
-def test_a_configuration_survives_its_file(tmp_path):
+@pytest.mark.parametrize("exact_width", [None, 0, 7])
+def test_a_configuration_survives_its_file(tmp_path, exact_width):
     config = RunConfig(
         data=DataConfig(name='a, "b".csv', target=("x", "y'"), drop=("π",), delimiter="\t"),
-        model=ModelConfig(hidden=(3,), noise=(0.1, 0.0), input_shape=(4,), outputs=2),
+        model=ModelConfig(
+            hidden=(3,), noise=(0.1, 0.0), input_shape=(4,), outputs=2, exact_width=exact_width
+        ),
         training=TrainingConfig(lr=1e-7),
     )
     path = tmp_path / "config.toml"
@@ -182,9 +186,10 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
             train(config, dataset, Run(tmp_path), overwrite=overwrite)
 
 
-def test_more_epochs_of_a_run_equal_a_longer_run(tmp_path):
-    short = trained(tmp_path / "short", "two-moons", epochs=2)
-    long = trained(tmp_path / "long", "two-moons", epochs=4)
+@pytest.mark.parametrize("covariance", ["shared", "tracked"])
+def test_more_epochs_of_a_run_equal_a_longer_run(tmp_path, covariance):
+    short = trained(tmp_path / "short", "two-moons", epochs=2, covariance=covariance)
+    long = trained(tmp_path / "long", "two-moons", epochs=4, covariance=covariance)
     dataset, _ = load_data(DataConfig(name="two-moons"))
     train(long.config(), dataset, short, resume=True)
     assert short.model_path.read_bytes() == long.model_path.read_bytes()

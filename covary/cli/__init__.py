@@ -1,4 +1,4 @@
-"""The command line: ``covary train | evaluate | report | data | demo``."""
+"""The command line: ``covary train | evaluate | fidelity | report | data | demo``."""
 
 from covary.cli.app import app
 

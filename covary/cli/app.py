@@ -9,6 +9,7 @@ import typer
 
 from covary.cli.data import fetch_data, list_data
 from covary.cli.demo import demo
+from covary.cli.fidelity import fidelity
 from covary.cli.look import evaluate, report
 from covary.cli.train import train
 
@@ -46,6 +47,7 @@ def main(
 
 app.command()(train)
 app.command()(evaluate)
+app.command()(fidelity)
 app.command()(report)
 app.command()(demo)
 app.add_typer(data, name="data")

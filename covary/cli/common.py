@@ -23,6 +23,11 @@ from covary.training.log import without_nan
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")]
+ForeignData = Annotated[
+    list[str] | None,
+    typer.Option("--ood", help="Foreign data: a known set or a table; repeat for several."),
+]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on standard output, nothing else.")
 ]

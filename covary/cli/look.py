@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from covary.cli import common
-from covary.cli.common import DataDir, Debug, Json, Seed, quoted, reported, say
+from covary.cli.common import (
+    DataDir,
+    Debug,
+    ForeignData,
+    Json,
+    RunPath,
+    Seed,
+    quoted,
+    reported,
+    say,
+)
+from covary.report.words import contradictions
 from covary.runs import Run
 from covary.runs import evaluate as measure
+from covary.runs.evaluation import PER_SAMPLE, check_covariance
 
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")]
 _WORDS = {
     "samples": "samples",
     "accuracy": "accuracy",
@@ -41,9 +51,23 @@ _WORDS = {
 @reported
 def evaluate(
     run: RunPath,
-    ood: Annotated[
-        list[str] | None,
-        typer.Option("--ood", help="Foreign data: a known set or a table; repeat for several."),
+    ood: ForeignData = None,
+    covariance: Annotated[
+        str | None,
+        typer.Option(
+            "--covariance",
+            help=f"How it is held: {', '.join(PER_SAMPLE)}.",
+            show_default="tracked if it was so in training, else full",
+        ),
+    ] = None,
+    exact_width: Annotated[
+        int | None,
+        typer.Option(
+            "--exact-width",
+            min=0,
+            help="With tracked covariances: layers of up to so many units have exact variances.",
+            show_default="that of the run, or the least that is good enough",
+        ),
     ] = None,
     seed: Seed = 0,
     data_dir: DataDir = None,
@@ -52,17 +76,30 @@ def evaluate(
 ) -> None:
     """Measure a trained run on its test data, and on foreign data.
 
-    Every sample gets a covariance of its own. AUROC is that of telling wrong predictions from right
-    ones (test), or foreign inputs from those of the test set, beside what max-softmax does, which
-    takes no covariance. Numbers go to evaluation.json in the folder of the run.
+    Every sample gets a covariance of its own, exact (full), approximate and much cheaper (tracked)
+    or without correlations (diagonal); covary fidelity says how much they differ.
+
+    AUROC is that of telling wrong predictions from right ones (test), or foreign inputs from those
+    of the test set, beside what max-softmax does, which takes no covariance. Numbers go to
+    evaluation.json in the folder of the run.
 
     Examples:
 
     - `covary evaluate runs/mnist --ood notmnist --ood fashion-mnist`
+    - `covary evaluate runs/mnist --covariance tracked`
     - `covary evaluate runs/houses --json`
     """
+    config = Run(run).config()
+    with common.wrong_use():
+        covariance = check_covariance(covariance, exact_width, config.model)
     evaluation = measure(
-        Run(run), ood=tuple(ood or ()), data_dir=data_dir, seed=seed, progress=common.progress
+        Run(run),
+        covariance=covariance,
+        exact_width=exact_width,
+        ood=tuple(ood or ()),
+        data_dir=data_dir,
+        seed=seed,
+        progress=common.progress,
     )
     if as_json:
         common.show_json(evaluation)
@@ -70,7 +107,7 @@ def evaluate(
     parts = evaluation["parts"]
     keys = [key for key in _WORDS if any(key in part for part in parts.values())]
     common.show_table(
-        f"{run}: {evaluation['task']} of {evaluation['dataset']}",
+        f"{run}: {evaluation['task']} of {evaluation['dataset']}, {covariance} covariances",
         ["", *parts],
         [[_WORDS[key], *(_number(part, key) for part in parts.values())] for key in keys],
     )
@@ -84,7 +121,7 @@ def evaluate(
                 if key in parts["test"]
             ],
         )
-    for line in _warnings(parts):
+    for line in contradictions(parts):
         say(line)
     for note in evaluation["notes"]:
         say(f"Note: {note}")
@@ -133,17 +170,6 @@ def report(
         common.show_json({"report": str(page)})
         return
     say(f"The report is {page}. Open it in a browser: {page.resolve().as_uri()}")
-
-
-def _warnings(parts: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Where the network's doubt says the opposite of what it should."""
-    for name, part in parts.items():
-        what = "wrong predictions" if name == "test" else f"inputs of {name}"
-        for key, score in (("auroc_entropy", "entropy"), ("auroc_max_softmax", "max-softmax")):
-            if (part.get(key) or 1.0) < 0.5:
-                yield f"Note: by {score} it is surer of {what} than of the rest (AUROC below 0.5)."
-    if (parts["test"].get("spearman_error") or 0.0) < 0:
-        yield "Note: deviations are larger where errors are smaller (negative rank correlation)."
 
 
 def _number(part: dict[str, Any], key: str) -> str:

@@ -13,7 +13,9 @@ from covary.cli import common
 from covary.cli.common import DataDir, Debug, Json, Seed, reported, say
 from covary.data import describe
 from covary.runs import DataConfig, Run, RunConfig
-from covary.runs.training import load_data, resolve, validation_rows
+from covary.runs.samples import load_data, validation_rows
+from covary.runs.tracking import fidelity_of, summary
+from covary.runs.training import resolve
 from covary.runs.training import train as train_run
 from covary.training import Silent, terminal_or_lines
 
@@ -62,6 +64,16 @@ def train(
             _NETWORK,
             "--covariance",
             f"How it is held in training: {', '.join(covariance.names())}.",
+        ),
+    ] = None,
+    exact_width: Annotated[
+        int | None,
+        _option(
+            _NETWORK,
+            "--exact-width",
+            "With tracked covariances, in evaluation: layers of up to so many units have exact "
+            "variances. Not given: the least that is good enough.",
+            min=0,
         ),
     ] = None,
     batch_norm: Annotated[
@@ -171,6 +183,7 @@ def train(
         "activation": activation,
         "noise": common.numbers(noise, float, "--noise"),
         "covariance": held_covariance,
+        "exact_width": exact_width,
         "batch_norm": batch_norm,
         "dropout": dropout,
         "epochs": epochs,
@@ -239,11 +252,16 @@ def train(
         checkpoint_minutes=checkpoint_minutes,
         display=Silent() if as_json else terminal_or_lines(common.voice),
     )
+    measured = fidelity_of(run.network()) if config.model.covariance == "tracked" else None
     if as_json:
-        common.show_json({"run": str(run.path), "config": asdict(config), "epochs": history})
+        rows = None if measured is None else [row._asdict() for row in measured.rows]
+        result = {"run": str(run.path), "config": asdict(config), "epochs": history}
+        common.show_json(result | {"fidelity": rows})
         return
     if not history:
         say("There was nothing left to train.")
+    if measured is not None:
+        say(summary(measured, config.model.exact_width))
     path = common.quoted(run.path)
     say(f"Done. Measure it: covary evaluate {path}. Look at it: covary report {path}.")
 

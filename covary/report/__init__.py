@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from covary.report.reading import ReportError, Results, read
+from covary.report.files import ReportError
+from covary.report.reading import Results, read
 
 __all__ = ["ReportError", "Results", "read", "write"]
 

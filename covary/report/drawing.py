@@ -122,12 +122,17 @@ def styled(draw: Callable[Arguments, Drawing]) -> Callable[Arguments, Drawing]:
     def in_style(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Drawing:
         with house_style():
             drawing = draw(*args, **kwargs)
-            # The figure does not keep the layout engine, which would run again for each file.
-            ConstrainedLayoutEngine(h_pad=0.06, w_pad=0.02).execute(drawing.figure)
+            lay_out(drawing.figure)
             _align(drawing.figure)
         return drawing
 
     return in_style
+
+
+def lay_out(figure: Figure) -> None:
+    """Give the axes all the room that their words leave."""
+    # The figure does not keep the layout engine, which would run again for each file.
+    ConstrainedLayoutEngine(h_pad=0.06, w_pad=0.02).execute(figure)
 
 
 def canvas(height: float = 3.3, *, rows: Sequence[float] = (1.0,)) -> tuple[Figure, list[Axes]]:

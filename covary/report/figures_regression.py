@@ -18,7 +18,8 @@ from covary.report.drawing import (
     styled,
     swatch,
 )
-from covary.report.reading import Array, Results
+from covary.report.files import Array
+from covary.report.reading import Results
 from covary.report.words import number, percent, short
 from covary.uncertainty import metrics
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from covary.report.reading import Array, Part, Results
+from covary.report.files import Array
+from covary.report.reading import Part, Results
 from covary.report.words import number, percent, plus_minus
 from covary.uncertainty import metrics
 

@@ -15,11 +15,13 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from covary.report import figures, figures_regression, words
+from covary.report import figures, figures_fidelity, figures_regression, words
 from covary.report.curves import Curve, curves
 from covary.report.drawing import Drawing, inline_svg, save
+from covary.report.fidelity import Fidelity, Representation
+from covary.report.files import Array
 from covary.report.gallery import galleries
-from covary.report.reading import Array, Results
+from covary.report.reading import Results
 
 
 @dataclass(frozen=True)
@@ -36,17 +38,23 @@ def write(results: Results, target: Path) -> Path:
     """Write the page to ``target`` and its figures beside it, to ``figures/``."""
     found = curves(results)
     sections = _sections(results)
+    fidelity = _fidelity(results)
     static = _static_curves(results, found)
-    html = _render(results, found, sections, static)
+    html = _render(results, found, sections, fidelity, static)
     target.parent.mkdir(parents=True, exist_ok=True)
-    for drawing in (*static, *(drawing for section in sections for drawing in section.drawings)):
+    shown = [*sections, *([fidelity] if fidelity else [])]
+    for drawing in (*static, *(drawing for section in shown for drawing in section.drawings)):
         save(drawing, target.parent / "figures")
     target.write_text(html, encoding="utf-8")
     return target
 
 
 def _render(
-    results: Results, found: list[Curve], sections: list[Section], static: list[Drawing]
+    results: Results,
+    found: list[Curve],
+    sections: list[Section],
+    fidelity: Section | None,
+    static: list[Drawing],
 ) -> str:
     environment = jinja2.Environment(
         autoescape=True,
@@ -55,16 +63,19 @@ def _render(
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.globals.update(svg=lambda drawing: Markup(inline_svg(drawing)))
+    environment.globals.update(svg=lambda drawing: Markup(inline_svg(drawing)), number=words.number)
     return environment.get_template("page.html.j2").render(
         results=results,
         style=Markup(_packaged("page.css")),
         script=Markup(_packaged("page.js")),
         data=Markup(embeddable(_curve_data(results, found))),
         facts=_facts(results),
-        notes=[str(note).rstrip(".") for note in results.environment.get("notes") or ()],
+        notes=_notes(results),
         summary=words.summary(results),
+        contradictions=list(words.contradictions(results.metrics)),
         sections=sections,
+        fidelity=fidelity,
+        fidelity_table=_fidelity_table(results),
         static=static,
         scores=found,
         galleries=galleries(results),
@@ -124,6 +135,55 @@ def _sections(results: Results) -> list[Section]:
         drawings = _regression_calibration(results)
     sections.append(Section("calibration", "Calibration", text, tuple(drawings)))
     return sections
+
+
+def _fidelity(results: Results) -> Section | None:
+    """Cheaper covariances against the exact one; None if they were not compared."""
+    measured = results.fidelity
+    if measured is None:
+        return None
+    if not results.fidelity_is_current:
+        text = (
+            "Fidelity was measured of other weights than this page is about, so it is left out. "
+            f"Measure it again: {measured.command}"
+        )
+        return Section("fidelity", "Fidelity", text, ())
+    text = "How close each way of holding the covariance comes to the exact one, and what it costs."
+    return Section("fidelity", "Fidelity", text, tuple(figures_fidelity.drawings(measured)))
+
+
+def _fidelity_table(results: Results) -> dict[str, Any] | None:
+    """Columns of each part, and a row for each representation."""
+    measured = results.fidelity
+    if measured is None or not results.fidelity_is_current:
+        return None
+    columns = dict(words.FIDELITY)
+    if not results.is_classification:
+        del columns["argmax"]
+    first = measured.representations[0] if measured.representations else None
+    return {
+        "parts": [(part, first.of(part, "samples") if first else None) for part in measured.parts],
+        "columns": columns,
+        "batch": measured.batch,
+        "rows": [
+            {
+                "name": one.name,
+                "mark": _mark(measured, one),
+                "cost": [words.amount(one.time), words.amount(one.memory)],
+                "parts": [
+                    [words.fidelity(key, one.of(part, key)) for key in columns]
+                    for part in measured.parts
+                ],
+            }
+            for one in measured.representations
+        ],
+    }
+
+
+def _mark(measured: Fidelity, one: Representation) -> str:
+    if one is measured.exact:
+        return "exact"
+    return "chosen" if one.name == measured.chosen else ""
 
 
 def _regression_calibration(results: Results) -> list[Drawing]:
@@ -191,13 +251,25 @@ def _facts(results: Results) -> list[tuple[str, str]]:
             facts.append((title, ", ".join(str(item) for item in listed)))
     trained = _setting(results.config, "covariance")
     shown = results.covariance
-    if trained is not None and str(trained) != shown:
+    if width := results.evaluation.get("exact_width"):  # without one, 0, it is plainly tracked
+        shown += f", exact_width={width}"
+    if trained is not None and str(trained) != results.covariance:
         shown = f"{shown} ({trained} in training)"
     facts.append(("Covariance", shown))
     seed = _setting(results.config, "seed")
     if seed is not None:
         facts.append(("Seed", str(seed)))
     return [(title, value) for title, value in facts if value]
+
+
+def _notes(results: Results) -> list[str]:
+    """What is to be known of the data, and of how they were measured."""
+    kinds = (("data", results.environment), ("evaluation", results.evaluation))
+    return [
+        f"Note on the {kind}: {str(note).rstrip('.')}."
+        for kind, record in kinds
+        for note in record.get("notes") or ()
+    ]
 
 
 def _widths(results: Results) -> list[int]:
@@ -233,8 +305,10 @@ def _metric_rows(results: Results) -> list[dict[str, Any]]:
 
 
 def _commands(results: Results) -> list[str]:
-    """What to type to get this run and its evaluation again."""
+    """What to type to get this run and what was measured of it again."""
     commands = [results.environment.get("command"), results.evaluation.get("command")]
+    if results.fidelity is not None and results.fidelity_is_current:
+        commands.append(results.fidelity.command)
     written = [
         shlex.join(map(str, command)) if isinstance(command, list) else str(command)
         for command in commands

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,15 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from covary.report.fidelity import Fidelity, read_fidelity
+from covary.report.files import Array, ReportError, read_arrays, read_json, without_nan
 from covary.uncertainty import scores
-
-Array = NDArray[Any]
-
-
-class ReportError(ValueError):
-    """A run directory of which no page can be made; the message says what to do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +96,7 @@ class Results:
     config_text: str
     environment: Mapping[str, Any]
     evaluation: Mapping[str, Any]  # what else evaluation.json says: command, versions, seed
+    fidelity: Fidelity | None  # None if it was not measured
 
     @property
     def test(self) -> Part:
@@ -118,6 +112,12 @@ class Results:
     def is_classification(self) -> bool:
         """Whether labels are predicted, not numbers."""
         return self.task == "classification"
+
+    @property
+    def fidelity_is_current(self) -> bool:
+        """Whether fidelity was measured, and of the network that the rest of the page is about."""
+        weights = self.evaluation.get("weights")
+        return self.fidelity is not None and self.fidelity.weights == weights
 
     @property
     def title(self) -> str:
@@ -136,7 +136,7 @@ class Results:
 
 
 def read(run_dir: Path) -> Results:
-    """Read ``config.toml``, ``environment.json``, ``metrics.jsonl`` and what evaluation wrote."""
+    """Read ``config.toml``, ``environment.json``, ``metrics.jsonl`` and what was measured since."""
     evaluation_file = run_dir / "evaluation.json"
     predictions_file = run_dir / "predictions.npz"
     if not run_dir.is_dir():
@@ -145,7 +145,7 @@ def read(run_dir: Path) -> Results:
         raise ReportError(
             f"{run_dir} has no evaluation yet: run `covary evaluate {run_dir}` first."
         )
-    evaluation = _read_json(evaluation_file)
+    evaluation = read_json(evaluation_file)
     task = evaluation.get("task")
     if task not in ("classification", "regression"):
         raise ReportError(
@@ -176,28 +176,10 @@ def read(run_dir: Path) -> Results:
         history=_read_history(run_dir / "metrics.jsonl"),
         config=config,
         config_text=config_text,
-        environment=_read_json(environment_file) if environment_file.is_file() else {},
+        environment=read_json(environment_file) if environment_file.is_file() else {},
         evaluation=evaluation,
+        fidelity=read_fidelity(run_dir),
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ReportError(f"{path} is not JSON: {error}. Was writing it interrupted?") from error
-    if not isinstance(content, dict):
-        raise ReportError(f"{path} holds a {type(content).__name__} where an object is expected.")
-    return {key: _without_nan(value) for key, value in content.items()}
-
-
-def _without_nan(value: Any) -> Any:
-    """NaN and null both stand for what is undefined; only None does from here on."""
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
@@ -227,16 +209,12 @@ def _read_history(path: Path) -> tuple[dict[str, Any], ...]:
                 break  # a run that was stopped while it wrote
             raise ReportError(f"{path}, line {number}, is not JSON: {error}.") from error
         if row.get("kind") == "epoch":
-            epochs[int(row["epoch"])] = _without_nan(row)
+            epochs[int(row["epoch"])] = without_nan(row)
     return tuple(epochs[epoch] for epoch in sorted(epochs))
 
 
 def _read_predictions(path: Path, task: str) -> dict[str, Part]:
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {key: stored[key] for key in stored.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise ReportError(f"{path} cannot be read: {error}") from error
+    arrays = read_arrays(path)
     names = list(dict.fromkeys(key.rpartition("/")[0] for key in arrays))
     truth = "label" if task == "classification" else "target"
     needed = [f"{name}/{array}" for name in names for array in ("mean", "variance", "entropy")]

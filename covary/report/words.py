@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,14 @@ METRICS = {
         "there is no relation.",
     ),
 }
+# name of a measure of agreement with exact moments -> its column
+FIDELITY = {
+    "mean": "mean error",
+    "variance": "variance error",
+    "covariance": "covariance error",
+    "rank": "entropy rank",
+    "argmax": "other class",
+}
 _SHARES = {"accuracy", "coverage_50", "coverage_90", "coverage_95"}
 
 
@@ -144,6 +152,53 @@ def percent(part: float, whole: float = 1.0, *, decimals: int = 1) -> str:
     return f"{share:.{decimals}f}%"
 
 
+def relative_error(error: float | None) -> str:
+    """An error in units of what is exact, to two digits; it may be larger than that.
+
+    Examples:
+        >>> relative_error(0.0312), relative_error(2.5), relative_error(1e-6), relative_error(0.0)
+        ('3.1%', '250%', '<0.01%', '0%')
+    """
+    if error is None:
+        return NOTHING
+    if error == 0:
+        return "0%"
+    share = 100 * error
+    if share < 0.01:
+        return "<0.01%"
+    decimals = 2 if share < 0.995 else 1 if share < 9.95 else 0
+    return f"{share:,.{decimals}f}%"
+
+
+def rank(value: float | None) -> str:
+    """A rank correlation; never says 1.000 of what is not quite 1.
+
+    Examples:
+        >>> rank(0.98765), rank(0.99999), rank(1.0)
+        ('0.988', '>0.999', '1')
+    """
+    if value is None or value == 1:
+        return NOTHING if value is None else "1"
+    return ">0.999" if value >= 0.9995 else f"{value:.3f}".replace("-", MINUS)
+
+
+def fidelity(name: str, value: float | None) -> str:
+    """The value of a measure of agreement."""
+    return rank(value) if name == "rank" else relative_error(value)
+
+
+def amount(value: float | None) -> str:
+    """A time or a size, to as many digits as it is worth.
+
+    Examples:
+        >>> amount(2.345), amount(150.4), amount(2048.0)
+        ('2.3', '150', '2,048')
+    """
+    if value is None:
+        return NOTHING
+    return f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
+
+
 def short(text: str, limit: int = 26) -> str:
     """A name that fits into a figure."""
     return text if len(text) <= limit else f"{text[: limit - 1]}\N{HORIZONTAL ELLIPSIS}"
@@ -164,6 +219,23 @@ def title_and_meaning(name: str) -> tuple[str, str]:
 def summary(results: Results) -> list[str]:
     """What was found, in sentences."""
     return _classified(results) if results.is_classification else _regressed(results)
+
+
+def contradictions(parts: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Where the network's doubt says the opposite of what it should, in sentences.
+
+    Args:
+        parts: metrics of each part, as in ``evaluation.json``.
+    """
+    for name, part in parts.items():
+        what = "wrong predictions" if name == "test" else f"inputs of {name}"
+        for key, score in (("auroc_entropy", "entropy"), ("auroc_max_softmax", "max-softmax")):
+            auroc = part.get(key)
+            if auroc is not None and auroc < 0.5:
+                yield f"Note: by {score} it is surer of {what} than of the rest (AUROC below 0.5)."
+    correlation = parts.get("test", {}).get("spearman_error")
+    if correlation is not None and correlation < 0:
+        yield "Note: deviations are larger where errors are smaller (negative rank correlation)."
 
 
 def _classified(results: Results) -> list[str]:

@@ -3,6 +3,16 @@
 from covary.runs.config import DataConfig, ModelConfig, RunConfig
 from covary.runs.directory import Run, RunError
 from covary.runs.evaluation import evaluate
+from covary.runs.fidelity import measure_fidelity
 from covary.runs.training import train
 
-__all__ = ["DataConfig", "ModelConfig", "Run", "RunConfig", "RunError", "evaluate", "train"]
+__all__ = [
+    "DataConfig",
+    "ModelConfig",
+    "Run",
+    "RunConfig",
+    "RunError",
+    "evaluate",
+    "measure_fidelity",
+    "train",
+]

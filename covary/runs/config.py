@@ -104,6 +104,8 @@ class ModelConfig:
         activation: a name of ``covary.activations``.
         noise: sigma of the input and of each hidden layer, or one for all.
         covariance: how it is held in training; evaluation always has one per sample.
+        exact_width: of ``covary.nn.Lift``, for evaluation with tracked covariances; None is the
+            least that was good enough, and is left out of ``config.toml``.
         batch_norm: normalise before each activation.
         dropout: probability of dropping a hidden unit in training.
         task: ``"classification"`` or ``"regression"``.
@@ -115,6 +117,7 @@ class ModelConfig:
     activation: str = "relu"
     noise: tuple[float, ...] = (0.2,)
     covariance: str = "shared"
+    exact_width: int | None = None
     batch_norm: bool = False
     dropout: float = 0.0
     task: str = "classification"
@@ -143,6 +146,7 @@ class ModelConfig:
             activation=self.activation,
             noise=list(noise),
             covariance=self.covariance,
+            exact_width=self.exact_width,
             batch_norm=self.batch_norm,
             dropout=self.dropout,
         )
@@ -181,6 +185,7 @@ class RunConfig:
             document[section] = {
                 key: list(value) if isinstance(value, tuple) else value
                 for key, value in values.items()
+                if value is not None  # for which TOML has no word
             }
         return tomlkit.dumps(document)
 

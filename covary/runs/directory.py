@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import platform
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 
 from covary.data import Schema
 from covary.runs.config import RunConfig
 from covary.training.checkpoint import read, write_atomically
 
 _LIBRARIES = ("covary", "torch", "numpy", "lightning-fabric", "safetensors")
-
+# They change how a covariance is found, not what the network is.
+_TRACKING_BUFFERS = ("log_correction", "probed", "fidelity")
 
 _FILES = (
     "config.toml",
@@ -32,6 +36,8 @@ _FILES = (
     "model.safetensors",
     "evaluation.json",
     "predictions.npz",
+    "fidelity.json",
+    "fidelity.npz",
     "report.html",
 )
 
@@ -80,6 +86,11 @@ class Run:
         """Mean, variance and entropy of every sample: ``predictions.npz``."""
         return self.path / "predictions.npz"
 
+    @property
+    def fidelity_path(self) -> Path:
+        """What ``covary fidelity`` measured: ``fidelity.json``."""
+        return self.path / "fidelity.json"
+
     def exists(self) -> bool:
         """Whether a run was begun here."""
         return self.config_path.exists()
@@ -101,12 +112,12 @@ class Run:
     def network(self) -> nn.Sequential:
         """The network, in evaluation mode: raw inputs in, raw outputs out.
 
-        As far as training has come: its checkpoint has the weights too, and is never older.
+        As far as training has come: a run that is not finished has its weights in the checkpoint.
         """
         net = self.config().model.build()
-        path, prefix = self.checkpoint_path, "objective/net."
+        path, prefix = self.model_path, ""
         if not path.exists():
-            path, prefix = self.model_path, ""
+            path, prefix = self.checkpoint_path, "objective/net."
         if not path.exists():
             raise RunError(
                 f"{self.path} has no weights yet: its training ended before the first checkpoint. "
@@ -124,6 +135,13 @@ class Run:
             raise RunError(f"{path} does not fit {self.config_path}: {error}") from error
         return net.eval()
 
+    def epochs_done(self) -> int:
+        """How many epochs are complete, as the checkpoint has it."""
+        if not self.checkpoint_path.exists():
+            return 0
+        _, metadata = read(self.checkpoint_path)
+        return int(json.loads(metadata["position"])["epoch"])
+
     def clear(self) -> None:
         """Remove all that a run has made here, and nothing else."""
         for name in _FILES:
@@ -140,23 +158,45 @@ class Run:
 
     def save_network(self, net: nn.Module) -> None:
         """Write the weights, whole or not at all."""
-        from safetensors.torch import save
+        self._write_model(net.state_dict())
 
-        whole = {
-            name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()
-        }
-        write_atomically(self.model_path, save(whole))
+    def save_tracking(self, net: nn.Module) -> bool:
+        """Add what ``covary.track`` measured to the weights, if training is finished."""
+        if not self.model_path.exists():
+            return False
+        weights, _ = read(self.model_path)
+        state = net.state_dict()
+        self._write_model(weights | {name: state[name] for name in state if _is_tracking(name)})
+        return True
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write a file of JSON, whole or not at all."""
         text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
         write_atomically(self.path / name, text.encode())
 
+    def write_arrays(self, name: str, arrays: dict[str, Any]) -> None:
+        """Write arrays as compressed ``.npz``, whole or not at all."""
+        packed = io.BytesIO()
+        np.savez_compressed(packed, **arrays)
+        write_atomically(self.path / name, packed.getvalue())
+
+    def _write_model(self, tensors: Mapping[str, Tensor]) -> None:
+        from safetensors.torch import save
+
+        whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        write_atomically(self.model_path, save(whole))
+
+
+def _is_tracking(name: str) -> bool:
+    return name.rpartition(".")[2] in _TRACKING_BUFFERS
+
 
 def weights_digest(net: nn.Module) -> str:
-    """SHA-256 of a network's parameters and buffers, to know it by."""
+    """SHA-256 of a network's parameters and buffers, to know it by; not of how it tracks."""
     digest = hashlib.sha256()
     for name, value in net.state_dict().items():
+        if _is_tracking(name):
+            continue
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

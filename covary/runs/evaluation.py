@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from covary import data
-from covary.data import DataError, Dataset
 from covary.models import with_covariance
 from covary.moments import Moments
 from covary.nn import Activation, Linear
 from covary.recording import record
-from covary.runs.config import DataConfig
+from covary.runs.config import ModelConfig
 from covary.runs.directory import Run, environment, weights_digest
-from covary.runs.training import load_data
-from covary.training.checkpoint import write_atomically
+from covary.runs.samples import foreign_inputs, load_data
+from covary.runs.tracking import known_or_measured, quietly, summary
 from covary.training.log import without_nan
 from covary.uncertainty import metrics, scores
 
 Arrays = dict[str, np.ndarray]
 Progress = Callable[[Sequence[Any], str], Iterator[Any]]
+# Not "shared": samples would depend on their neighbours.
+PER_SAMPLE = ("full", "tracked", "diagonal")
 _BATCH = 128
 # The entropy of a wide hidden layer takes its eigenvalues: for so many samples, not for all.
 LAYER_SAMPLES = 500
@@ -38,6 +36,8 @@ _GALLERY = 12
 def evaluate(
     run: Run,
     *,
+    covariance: str | None = None,
+    exact_width: int | None = None,
     ood: Sequence[str] = (),
     data_dir: str | None = None,
     seed: int = 0,
@@ -51,6 +51,10 @@ def evaluate(
 
     Args:
         run: a trained run.
+        covariance: ``"full"``, ``"tracked"`` or ``"diagonal"``; tracked by default if it was so in
+            training, else full. If tracked covariances were never compared with exact ones they
+            are first, on training inputs, and the result is kept with the run's weights.
+        exact_width: for tracked covariances; by default that of the run.
         ood: names of known sets whose test part is foreign to the network, or tables with the
             columns of the run's table.
         data_dir: where data are looked for first.
@@ -59,20 +63,22 @@ def evaluate(
     """
     started = datetime.now(timezone.utc)
     config = run.config()
+    covariance = check_covariance(covariance, exact_width, config.model)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    net = with_covariance(run.network(), "full").to(device)
+    net: nn.Module = run.network().to(device)
     dataset, _ = load_data(config.data, data_dir=data_dir, seed=config.training.seed)
-    parts = {"test": _measure(net, dataset.x_test, dataset.y_test, "test", seed, progress)}
-    notes = []
-    for name in ood:
-        # Two tables may have one name, in two folders.
-        short = [Path(other).name for other in ood].count(Path(name).name) == 1
-        label = Path(name).name if short else name
-        if label in parts:
-            raise DataError(f"{label} was named twice, or has the name of another part.")
-        foreign = _foreign(run, dataset, name, data_dir, seed)
-        notes += [f"{label}: {note}" for note in foreign.notes]
-        parts[label] = _measure(net, foreign.x_test, None, label, seed, progress)
+    foreign, notes = foreign_inputs(run, dataset, ood, data_dir=data_dir, seed=seed)
+    width = None
+    if covariance == "tracked":
+        asked = config.model.exact_width if exact_width is None else exact_width
+        known, news = known_or_measured(run, net, dataset, progress=progress is not None)
+        width = known.width(asked)
+        notes += [*news, summary(known, asked)]
+    net = with_covariance(net, covariance, exact_width=width)
+    with quietly():  # the notes have it
+        parts = {"test": _measure(net, dataset.x_test, dataset.y_test, "test", seed, progress)}
+        for name, x in foreign.items():
+            parts[name] = _measure(net, x, None, name, seed, progress)
     classify = config.model.task == "classification"
     summarise = classification_metrics if classify else regression_metrics
     results: dict[str, Any] = {"test": summarise(parts["test"])}
@@ -87,7 +93,8 @@ def evaluate(
         "features": list(dataset.features),
         "targets": list(dataset.targets),
         "image_shape": list(config.model.input_shape) if config.model.is_image else None,
-        "covariance": "full",
+        "covariance": covariance,
+        "exact_width": width,
         "weights": weights_digest(net),
         "notes": notes,
         "parts": results,
@@ -101,6 +108,20 @@ def evaluate(
     return plain
 
 
+def check_covariance(covariance: str | None, exact_width: int | None, model: ModelConfig) -> str:
+    """How to hold the covariance in evaluation, if it can be held so."""
+    if covariance is None:
+        covariance = "tracked" if model.covariance == "tracked" else "full"
+    if covariance not in PER_SAMPLE:
+        raise ValueError(
+            f"Evaluation gives each sample a covariance of its own: {', '.join(PER_SAMPLE)}; got "
+            f"{covariance!r}."
+        )
+    if exact_width is not None and covariance != "tracked":
+        raise ValueError(f"exact_width is for tracked covariances, not for {covariance} ones.")
+    return covariance
+
+
 def _write_predictions(run: Run, parts: dict[str, Arrays]) -> None:
     arrays: dict[str, Any] = {
         f"{part}/{key}": value
@@ -108,9 +129,7 @@ def _write_predictions(run: Run, parts: dict[str, Arrays]) -> None:
         for key, value in found.items()
         if key != "covariance"  # of all outputs of all samples: large, and not drawn
     }
-    packed = io.BytesIO()
-    np.savez_compressed(packed, **arrays)
-    write_atomically(run.predictions_path, packed.getvalue())
+    run.write_arrays(run.predictions_path.name, arrays)
 
 
 def layer_names(net: nn.Module) -> list[str]:
@@ -188,24 +207,6 @@ def foreign_metrics(arrays: Arrays, test: Arrays, *, classify: bool) -> dict[str
     if classify:
         found["auroc_max_softmax"] = metrics.auroc(_max_softmax(arrays), _max_softmax(test))
     return found
-
-
-def _foreign(run: Run, dataset: Dataset, name: str, data_dir: str | None, seed: int) -> Dataset:
-    config = run.config().data
-    if DataConfig(name=name).is_table:
-        schema = run.schema()
-        if schema is None:
-            raise DataError(f"{name} is a table, and {dataset.name} is none: they do not compare.")
-        path, encoding, delimiter = Path(name), config.encoding, config.delimiter or None
-        return data.read_table(path, schema=schema, encoding=encoding, delimiter=delimiter)[0]
-    foreign = data.load(name, data_dir=data_dir, seed=seed)
-    if foreign.x_test.shape[1:] != dataset.x_test.shape[1:]:
-        shapes = [tuple(some.x_test.shape[1:]) for some in (foreign, dataset)]
-        raise DataError(
-            f"{name} has inputs of shape {shapes[0]}, the network takes {shapes[1]}. Foreign data "
-            "must have the same shape (mnist, fashion-mnist, notmnist; or cifar10, cifar100, svhn)."
-        )
-    return foreign
 
 
 @torch.no_grad()

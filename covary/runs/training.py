@@ -18,51 +18,26 @@ from covary.data.download import file_sha256
 from covary.models import with_covariance
 from covary.moments import Moments
 from covary.nn import Rescale, Standardize
+from covary.runs import tracking
 from covary.runs.config import DataConfig, ModelConfig, RunConfig
 from covary.runs.directory import Run, RunError, elapsed, environment
 from covary.runs.presets import preset
+from covary.runs.samples import validation_rows
 from covary.training import (
     Checkpoint,
     ClassificationLoss,
     Display,
     MetricsLog,
     RegressionLoss,
+    Silent,
     TensorBatches,
     TrainingConfig,
     fit,
 )
-from covary.training.batches import shuffled
 from covary.training.checkpoint import write_atomically
 
 # Per-sample covariances are dear; so many show how entropy goes through training.
 _ENTROPY_SAMPLES = 500
-
-
-def load_data(
-    config: DataConfig, *, data_dir: str | None = None, seed: int = 0
-) -> tuple[Dataset, Schema | None]:
-    """The data of a run, and how a table's columns became numbers."""
-    if not config.is_table:
-        return data.load(config.name, data_dir=data_dir, split=config.split, seed=seed), None
-    path = Path(config.name)
-    if config.sha256 and path.exists() and file_sha256(path) != config.sha256:
-        raise DataError(
-            f"{path} is not the file that this run was trained on: its content has changed, and "
-            "its rows would be divided into training and test rows in another way. Put the old "
-            "one back, or train again; new rows can be looked at with covary evaluate RUN --ood."
-        )
-    return data.read_table(
-        path,
-        target=list(config.target),
-        task=config.task,
-        test_fraction=config.test_fraction,
-        seed=seed,
-        missing=config.missing,
-        categories=config.categories,
-        drop=config.drop,
-        encoding=config.encoding,
-        delimiter=config.delimiter or None,
-    )
 
 
 def resolve(config: DataConfig, dataset: Dataset, chosen: dict[str, Any]) -> RunConfig:
@@ -125,6 +100,9 @@ def prepare(run: Run, config: RunConfig, *, resume: bool, overwrite: bool) -> No
     elif run.path.is_dir() and any(run.path.iterdir()):
         raise RunError(f"{run.path} is not empty and holds no run. Choose another folder (--out).")
     write_atomically(run.config_path, config.to_toml().encode())
+    if run.epochs_done() < config.training.epochs:
+        # The weights of a run that is not finished are those of its checkpoint.
+        run.model_path.unlink(missing_ok=True)
 
 
 def train(
@@ -212,7 +190,11 @@ def train(
         display=display,
     )
     if fabric.is_global_zero:
-        run.save_network(net)
+        if not run.model_path.exists():
+            if config.model.covariance == "tracked":
+                shown = display is not None and not isinstance(display, Silent)
+                tracking.measure(net, dataset.x, rows, seed=seed, progress=shown)
+            run.save_network(net)
         run.write_json("environment.json", record | elapsed(started))
     fabric.barrier()
     return history
@@ -220,16 +202,6 @@ def train(
 
 def _is_uci(name: str) -> bool:
     return name in data.names() and data.describe(name).splits > 1
-
-
-def validation_rows(n: int, config: RunConfig) -> tuple[Tensor, Tensor]:
-    """Which of n training samples to watch training with, and which to train on."""
-    # A key of two numbers beyond any epoch: the order of no epoch is this one.
-    order = shuffled(n, config.training.seed, 2**31)
-    count = round(config.data.validation * n)
-    if count == n:
-        count = n - 1
-    return order[:count], order[count:].sort().values
 
 
 def _standardize(net: nn.Sequential, x: Tensor, y: Tensor) -> None:
@@ -261,6 +233,7 @@ def _validation(
     per_sample = with_covariance(objective, "full").get_submodule("net")
 
     @torch.no_grad()
+    @tracking.quietly()  # how well tracked covariances agree is measured when training is over
     def validate() -> dict[str, Any]:
         per_sample.eval()
         loss = statistic = 0.0

@@ -1,0 +1,72 @@
+"""How well a run's tracked covariances agree with exact ones: measured once, kept with weights."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from covary.data import Dataset
+from covary.nn import Lift
+from covary.nn.fidelity import Fidelity, TrackingWarning
+from covary.runs.directory import Run
+from covary.runs.samples import validation_rows
+from covary.tracking import track
+from covary.training.batches import shuffled
+
+# Training inputs to measure on.
+_SAMPLES = 256
+
+
+def measure(net: nn.Module, x: Tensor, rows: Tensor, *, seed: int, progress: bool) -> Fidelity:
+    """Measure on a few of the rows (n,) of x that a network was trained on, chosen by the seed."""
+    # A key beyond any epoch, and not that of the validation rows.
+    few = shuffled(len(rows), seed, 2**31 + 1)[:_SAMPLES]
+    return track(net, x[rows[few]], samples=_SAMPLES, progress=progress)
+
+
+def fidelity_of(net: nn.Module) -> Fidelity | None:
+    """What was measured of a network, if it was."""
+    for layer in net.modules():
+        if isinstance(layer, Lift) and layer.fidelity is not None:
+            return Fidelity.of(layer.fidelity)
+    return None
+
+
+def known_or_measured(
+    run: Run, net: nn.Module, dataset: Dataset, *, progress: bool
+) -> tuple[Fidelity, list[str]]:
+    """What is known of a run's network, measured and kept now if nothing was; and a note if so."""
+    known = fidelity_of(net)
+    if known is not None:
+        return known, []
+    config = run.config()
+    _, rows = validation_rows(len(dataset.x), config)
+    fidelity = measure(net, dataset.x, rows, seed=config.training.seed, progress=progress)
+    kept = run.save_tracking(net)
+    where = f"kept in {run.model_path.name}" if kept else "not kept, since training is not finished"
+    return fidelity, [f"Tracked covariances were never measured here: done now, and {where}."]
+
+
+def summary(fidelity: Fidelity, asked: int | None) -> str:
+    """One sentence on how well tracked covariances agree, and one more if they do not."""
+    row = fidelity.used(asked)
+    width = fidelity.width(asked)
+    found = (
+        f"Tracked covariances (exact_width={width}) against exact ones, on training inputs: {row}."
+    )
+    if not row.is_poor:
+        return found
+    best = fidelity.used(None)
+    better = "full" if best.is_poor else f"tracked --exact-width {best.exact_width}"
+    return f"{found} That is poor. Better: covary evaluate with --covariance {better}."
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """No warning of poor tracked covariances, where they are reported in another way."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrackingWarning)
+        yield
