@@ -71,11 +71,15 @@ bench: setup
 	$(BIN)/python -m benchmarks.summary out/bench.json
 	$(BIN)/python -m benchmarks.training
 	$(BIN)/python -m benchmarks.replicas
+	$(BIN)/python -m benchmarks.tracked
+	$(BIN)/python -m benchmarks.tracking_probe
 
 results: setup
 	$(BIN)/python -m benchmarks.demo
 	$(BIN)/python -m benchmarks.against_sampling
 	$(BIN)/python -m benchmarks.quadrature_accuracy
+	$(BIN)/python -m benchmarks.parity
+	$(BIN)/python -m benchmarks.tracking_trials
 
 clean:
 	rm -rf $(VENV) site out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks

@@ -5,26 +5,27 @@ python -m benchmarks.memory full
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 
 from benchmarks.steps import BATCH, WIDTHS, batch_of, build, training_step
+from covary.runs.peak_memory import peak
 
 
-def peak() -> float:
-    """The most memory this process has held, in MB (ru_maxrss is in bytes on macOS)."""
-    unit = 1e6 if sys.platform == "darwin" else 1e3
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+def held() -> float:
+    """The most memory that this process has held so far, in MB."""
+    most = peak()
+    assert most is not None, "this system does not tell"
+    return most
 
 
 def above_idle(kind: str) -> float:
     x, y = batch_of(BATCH, WIDTHS[0])
     step = training_step(build(kind, WIDTHS), x, y)
-    idle = peak()
+    idle = held()
     for _ in range(3):
         step()
-    return peak() - idle
+    return held() - idle
 
 
 def measure(kind: str) -> float:

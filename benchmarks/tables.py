@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from benchmarks.results import ROOT, load
 
@@ -133,6 +134,116 @@ def replicas() -> str:
     )
 
 
+def tracked() -> str:
+    rows = []
+    for activation, row in load("tracked")["networks"].items():
+        for name, parts in row["agreement"].items():
+            chosen = name == row["chosen"]
+            time = row["over plain"]["tracked" if chosen else name] if _timed(row, name) else None
+            rows.append(
+                [
+                    f"{activation}, {'**' + name + '**' if chosen else name}",
+                    "" if time is None else f"{time:.1f}",
+                    *(f"{part['rank']:.4f}" for part in parts.values()),
+                    *(percent(part["covariance"]) for part in parts.values()),
+                    *(percent(part["mean"]) for part in parts.values()),
+                ]
+            )
+        rows.append([f"{activation}, full", f"{row['over plain']['full']:.0f}", *[""] * 6])
+    columns = ["rank of entropy", "error of the covariance", "error of the mean"]
+    return markdown(
+        [
+            "network, covariance",
+            "time",
+            *(f"{c}, {p}" for c in columns for p in ("test", "notMNIST")),
+        ],
+        rows,
+    )
+
+
+def _timed(row: dict[str, Any], name: str) -> bool:
+    return name == row["chosen"] or name in row["over plain"]
+
+
+def inference() -> str:
+    networks = load("tracked")["networks"]
+    names = list(next(iter(networks.values()))["over plain"])
+    return markdown(
+        ["forward pass with the output's covariance", *(f"{name} network" for name in networks)],
+        [
+            [name, *(f"{row['over plain'][name]:.1f}" for row in networks.values())]
+            for name in names
+        ],
+    )
+
+
+def by_width(quantity: str) -> str:
+    table = load("tracked")[quantity]
+    names = ("diagonal", "tracked", "full")
+    return markdown(
+        ["width", "weights", *names],
+        [
+            [
+                width,
+                f"{row['weights']:,}",
+                *(f"{row[name]:.1f}" if name in row else "" for name in names),
+            ]
+            for width, row in table.items()
+        ],
+    )
+
+
+def parity() -> str:
+    return markdown(
+        ["network, seed", "covariance in training", "test accuracy", "separability of errors"],
+        [
+            [
+                f"{row['activation']}, {row['seed']}",
+                row["covariance"],
+                f"{row['accuracy']:.4f}",
+                f"{row['separability of errors']:.3f}",
+            ]
+            for row in load("parity")
+        ],
+    )
+
+
+def tracking_probe() -> str:
+    rows = load("tracking_probe")
+    layers = range(len(rows[0]["error of log corrections, by layer"]))
+    return markdown(
+        [
+            "samples, units, momentum",
+            "step over plain",
+            *(f"error, layer {layer + 2}" for layer in layers),
+        ],
+        [
+            [
+                f"{row['samples']}, {row['units']}, {row['momentum']:g}",
+                f"{row['step over plain']:.1f}",
+                *(f"{error:.3f}" for error in row["error of log corrections, by layer"]),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def tracking_trials() -> str:
+    networks = load("tracking_trials")["networks"]
+    columns = [f"{name}, {what}" for name in networks for what in ("rank", "covariance error")]
+    rows = []
+    for same in zip(*(network["trials"] for network in networks.values()), strict=True):
+        passes = same[0]["passes"]
+        cells = [same[0]["scheme"], "" if passes is None else f"{passes:.1f}"]
+        for row in same:
+            parts = (row["test"], row["notmnist"])
+            cells.append(" / ".join(f"{part['rank']:.4f}" for part in parts))
+            cells.append(" / ".join(percent(part["covariance"]) for part in parts))
+        rows.append(cells)
+    cost = "multiplications, in plain passes"
+    return markdown(["on test digits / on letters", cost, *columns], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "demo": demo,
     "training": training,
@@ -142,6 +253,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed by batch": lambda: growth("batch"),
     "sampling": sampling,
     "quadrature": quadrature,
+    "tracked": tracked,
+    "inference": inference,
+    "inference by width": lambda: by_width("inference by width"),
+    "training step by width": lambda: by_width("training step by width"),
+    "parity": parity,
+    "tracking probe": tracking_probe,
+    "tracking trials": tracking_trials,
 }
 _PLACE = re.compile(r"(<!-- table: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.steps import BATCH, WIDTHS, batch_of, build, training_step
 
-KINDS = ["plain", "diagonal", "shared", "full"]
+KINDS = ["plain", "diagonal", "shared", "tracked", "full"]
 
 
 def run(benchmark, kind: str, widths: list[int], batch: int, rounds: int) -> None:

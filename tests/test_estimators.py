@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+import covary
 from covary.estimators import NOISES, MomentClassifier, MomentRegressor
 
 # Few steps and a high learning rate: the checks fit some 400 times, and some ask for a good score.
@@ -70,6 +72,20 @@ def test_predictions_are_the_networks_own(regressor, diabetes, monkeypatch):
     np.testing.assert_allclose(regressor.uncertainty(x), std)
     assert (std > 0).all()
     assert std.std() > 0, "a covariance for each sample, not for the batch"
+
+
+@pytest.mark.parametrize("settings", [{"noise": 0.3}, {}, {"early_stopping": True}], ids=str)
+@pytest.mark.parametrize("kind", [MomentRegressor, MomentClassifier])
+def test_what_trained_with_tracked_covariances_predicts_with_exact_ones(kind, settings):
+    x, y = load_iris(return_X_y=True)
+    estimator = kind((9, 7), covariance="tracked", epochs=6, random_state=0, **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        estimator.fit(x, y).predict(x)
+        out = estimator.moments(x)
+    exact = covary.with_covariance(estimator.network_, "full")(torch.tensor(x))
+    torch.testing.assert_close(out.covariance_matrix, exact.covariance_matrix, rtol=0, atol=0)
+    torch.testing.assert_close(out.mean, exact.mean.detach(), rtol=0, atol=0)
 
 
 def test_regression_beats_the_mean_of_the_targets(regressor, diabetes):

@@ -150,7 +150,8 @@ def test_tracking_is_measured_first_where_it_is_missing(tmp_path):
 
 @pytest.mark.usefixtures("no_processes")
 def test_the_width_of_the_run_is_among_those_compared(tmp_path):
-    result = measure_fidelity(trained(tmp_path / "run", exact_width=14), samples=50)
+    run = trained(tmp_path / "run", covariance="tracked", exact_width=14)
+    result = measure_fidelity(run, samples=50)
     assert result["chosen"] == "tracked, exact_width=14"
     assert "tracked, exact_width=14" in [kind["name"] for kind in result["representations"]]
 

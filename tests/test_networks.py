@@ -350,7 +350,7 @@ def test_compile_to_machine_code():
     assert_compiles("inductor", "full", "relu")
 
 
-MAKERS: dict[str, Callable[[str, Any], nn.Module]] = {
+MAKERS: dict[str, Callable[[str, Any], Any]] = {
     "Lift": lambda name, width: covary.nn.Lift(0.2, name, exact_width=width),
     "mlp": lambda name, width: covary.mlp([4, 3], covariance=name, exact_width=width)[0],
     "with_covariance": lambda name, width: (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import replicas, results, summary, tables, training
+from benchmarks import parity, replicas, results, summary, tables, tracked, training
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "covary"
@@ -104,6 +104,8 @@ def test_tables_in_documents_are_the_stored_results(page):
 def test_stored_measurements_keep_the_promises():
     assert summary.broken_promises(results.load("bench")) == []
     assert training.broken_promises(results.load("training")) == []
+    assert tracked.broken_promises(results.load("tracked")) == []
+    assert parity.broken_promises(results.load("parity")) == []
     for row in results.load("replicas"):
         assert row["times faster"] >= replicas.LEAST_TIMES_FASTER
         assert max(row["difference of means"], row["difference of stddevs"]) < 1e-4

@@ -316,28 +316,28 @@ def test_outputs_of_equal_networks_are_alike_as_trees(training):
 # ---- what is remembered of the first weight
 
 
-def half_its_weight(net: nn.Sequential) -> None:
+def half_its_weight(net: Any) -> None:
     net.linear1.weight.data.mul_(0.5)  # which no counter of changes sees
 
 
-def give_other_weight(net: nn.Sequential) -> None:
+def give_other_weight(net: Any) -> None:
     net.linear1.weight.data = torch.rand_like(net.linear1.weight)
 
 
-def load_others(net: nn.Sequential) -> None:
+def load_others(net: Any) -> None:
     net.load_state_dict(network(covariance="full").state_dict())
 
 
-def assign_others(net: nn.Sequential) -> None:
+def assign_others(net: Any) -> None:
     net.load_state_dict(network().state_dict(), assign=True)
 
 
-def round_to_single(net: nn.Sequential) -> None:
+def round_to_single(net: Any) -> None:
     net.float()(inputs().float()).entropy()
     net.double()
 
 
-def make_noisier(net: nn.Sequential) -> None:
+def make_noisier(net: Any) -> None:
     net.lift.noise = 0.9
 
 

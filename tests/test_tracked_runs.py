@@ -213,5 +213,5 @@ def test_a_summary_says_what_is_better():
     assert summary(known, None).endswith(f"on training inputs: {good}.")
     assert "(exact_width=12)" in summary(known, 12)
     assert str(fair) in summary(known, 12)
-    assert "Better: covary evaluate RUN --covariance tracked --exact-width 16" in summary(known, 0)
-    assert "Better: covary evaluate RUN --covariance full" in summary(Fidelity((poor,)), None)
+    assert "Better: covary evaluate with --covariance tracked --exact-width 16" in summary(known, 0)
+    assert "Better: covary evaluate with --covariance full" in summary(Fidelity((poor,)), None)
