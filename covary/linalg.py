@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,7 +59,7 @@ def log_determinant(matrix: Tensor, rtol: float) -> tuple[Tensor, Tensor]:
     value = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     rank = torch.full_like(info, n, dtype=torch.int64)
     if rest.numel():
-        eigenvalues = torch.linalg.eigvalsh(_without_dust(flat[rest]))
+        eigenvalues = _decomposed(torch.linalg.eigvalsh, flat[rest])
         rest_value, rest_rank = spectrum_log_determinant(eigenvalues, rtol)
         value = value.index_put((rest,), rest_value)
         rank = rank.index_put((rest,), rest_rank)
@@ -73,7 +74,7 @@ def root(matrix: Tensor) -> Tensor:
     factor, info = torch.linalg.cholesky_ex(flat)
     failed = info.nonzero()[:, 0]
     if failed.numel():
-        eigenvalues, vectors = torch.linalg.eigh(_without_dust(flat[failed]))
+        eigenvalues, vectors = _decomposed(torch.linalg.eigh, flat[failed])
         # Round-off leaves a zero eigenvalue slightly to either side of zero.
         scales = eigenvalues.clamp(min=0).sqrt()
         factor = factor.index_put((failed,), vectors * scales[:, None, :])
@@ -88,6 +89,22 @@ def _finite(matrices: Tensor) -> tuple[Tensor, Tensor]:
     finite = torch.isfinite(matrices).all(-1).all(-1)
     eye = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
     return torch.where(finite[:, None, None], matrices, eye), finite
+
+
+def _decomposed(decompose: Callable[[Tensor], Any], matrices: Tensor) -> Any:
+    """Eigenvalues, and vectors, of (B, n, n) matrices, found in float64 if they must.
+
+    In float32, LAPACK's iteration gives up on some matrices of layers where many units are dead,
+    and with one of them on the whole batch.
+    """
+    matrices = _without_dust(matrices)
+    try:
+        return decompose(matrices)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        found = decompose(matrices.double())
+        if isinstance(found, Tensor):
+            return found.to(matrices.dtype)
+        return tuple(part.to(matrices.dtype) for part in found)
 
 
 def _without_dust(matrices: Tensor) -> Tensor:

@@ -275,3 +275,28 @@ def test_dead_units_leave_no_dust_for_the_eigenvalues():
     expected, expected_rank = linalg.spectrum_log_determinant(exact, 1e-6)
     assert rank.item() == expected_rank.item()
     torch.testing.assert_close(value[0].double(), expected, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["eigvalsh", "eigh"])
+def test_decompositions_that_fail_in_float32_are_made_in_float64(monkeypatch, name):
+    """LAPACK gives up on rare matrices, and torch then on the whole batch."""
+    decompose, tried = getattr(torch.linalg, name), []
+
+    def fragile(matrices):
+        tried.append(matrices.dtype)
+        if matrices.dtype == torch.float32:
+            raise torch.linalg.LinAlgError("failed to converge")
+        return decompose(matrices)
+
+    monkeypatch.setattr(torch.linalg, name, fragile)
+    matrix = torch.diag_embed(torch.tensor([[1.0, 2.0, 0.0], [3.0, 0.0, 0.0]]))
+    moments = Moments(torch.zeros(2, 3), Full(matrix, torch.zeros(1, 1)))
+    if name == "eigvalsh":
+        one = 1 + math.log(2 * math.pi)
+        expected = torch.tensor([one + 0.5 * math.log(2), 0.5 * (one + math.log(3))])
+        torch.testing.assert_close(moments.entropy(), expected)
+    else:
+        generator = torch.Generator().manual_seed(0)
+        drawn = moments.sample(20_000, generator=generator)
+        torch.testing.assert_close(drawn.var(0), matrix.diagonal(dim1=1, dim2=2), rtol=0.05, atol=0)
+    assert tried == [torch.float32, torch.float64]

@@ -23,7 +23,7 @@ unmeasured = pytest.mark.filterwarnings("ignore::covary.nn.fidelity.TrackingWarn
 GOOD = Fidelity((Row(0, 1.0, 0.01),))
 POOR = Fidelity((Row(0, 0.5, 0.9),))
 POOR_BUT_FOR_15 = Fidelity((Row(0, 0.5, 0.9), Row(15, 1.0, 0.0)))
-# The first weight makes little of many inputs here, and what samples have in common is formed.
+# More inputs than units: what the first weight makes of their noise is formed once for a batch.
 WIDTHS = (30, 20, 15, 4)
 
 
@@ -144,7 +144,7 @@ def test_a_warning_names_the_line_that_used_the_network(wrap):
 
 def test_files_beside_the_library_are_not_in_it():
     beside = f"{Path(covary.__file__).parent}_experiments/use.py"
-    scope: dict[str, Any] = {}
+    scope = {}
     exec(compile("def use(net, x):\n    net(x)", beside, "exec"), scope)
     with pytest.warns(TrackingWarning) as caught:
         scope["use"](network(), inputs())
@@ -249,6 +249,7 @@ def test_a_decoder_may_have_the_weight_of_its_encoder():
     decoder.weight = nn.Parameter(encoder.weight.T)
     net = nn.Sequential(covary.nn.Lift(0.3), encoder, covary.nn.Noise(0.3), covary.nn.ReLU())
     net = nn.Sequential(*net, decoder, covary.nn.ReLU(), covary.nn.Linear(30, 2)).double()
+    assert not decoder.weight.is_contiguous()
     covary.track(net, inputs(), progress=False)
     fast = covary.with_covariance(net, "tracked", exact_width=100)
     with torch.no_grad():
@@ -310,7 +311,6 @@ def test_outputs_of_equal_networks_are_alike_as_trees(training):
     other(inputs()).entropy()
     one, two = (pytree.tree_structure(used(inputs())) for used in (net, other))
     assert one == two
-    assert hash(str(one)) == hash(str(two))
 
 
 # ---- what is remembered of the first weight
@@ -375,7 +375,8 @@ def test_entropies_are_right_whatever_changed_since_the_last_batch(change, grams
         assert len(grams) == 1, "remembered"
         change(net)
         expected = covary.with_covariance(net, "full")(x).entropy()
-        torch.testing.assert_close(net(x).entropy(), expected)
+        # Closer than what single precision leaves of weights.
+        torch.testing.assert_close(net(x).entropy(), expected, rtol=1e-11, atol=0)
         assert not torch.equal(expected, before)
 
 
