@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,25 +35,23 @@ class Memo:
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[Tensor, Tensor, list[linalg.Block]] | None = None
+        self._kept: tuple[Any, Tensor, list[linalg.Block]] | None = None
 
     def half_of_gram(self, weight: Tensor, var: Tensor) -> list[linalg.Block]:
         """W diag(var) W^T as ``linalg.lower_half``, for (m, n) and (1, n)."""
-        if weight.device.type != "cpu":  # comparing would wait for the device, longer than it saves
+        version = _version(weight)
+        if version is None or weight.device.type != "cpu":  # comparing would wait for the device
             return linalg.lower_half_of_gram(weight * var, weight)
-        kept = self._kept
-        # Their values count, not a counter of changes, which some ways of changing them pass by.
-        if kept is None or not (_same(kept[0], weight) and _same(kept[1], var)):
+        kept, now = self._kept, (version, weight.data_ptr(), weight.dtype)
+        # Changes through .data are not counted, but they show in the norms.
+        values = torch.cat([torch.linalg.vector_norm(weight, dim=1), var[0]])
+        if kept is None or kept[0] != now or not torch.equal(kept[1], values):
             half = linalg.lower_half_of_gram(weight * var, weight)
-            self._kept = kept = weight.clone(), var.clone(), half
+            self._kept = kept = now, values, half
         return kept[2]
 
     def __reduce__(self) -> tuple[type[Memo], tuple[()]]:
         return Memo, ()  # neither copied nor saved with its layer
-
-
-def _same(kept: Tensor, value: Tensor) -> bool:
-    return kept.dtype == value.dtype and torch.equal(kept, value)
 
 
 @partial(register_value, constants=["exact_width", "probe"], derived=["memo", "version"])
@@ -147,17 +145,22 @@ class Tracked(Covariance):
         return F.linear(self.estimate, weight.square())
 
     def add_noise(self, var: float) -> Tracked:
-        before = torch.zeros_like(self.estimate[:1, :1]) if self.excess is None else self.excess
-        return replace(self, excess=before + var, estimate=self.estimate + var)
+        before = self.estimate.new_zeros(1, 1) if self.excess is None else self.excess
+        return self._with(excess=before + var, estimate=self.estimate + var)
 
     def activate(self, gain: Tensor, variance: Tensor) -> Tracked:
         # Never negative but for round-off: eq. (7).
         linear_response = gain * self.estimate * gain
         excess = (variance - linear_response).clamp(min=0)
-        return replace(self._times(gain, excess), estimate=variance.expand_as(excess))
+        if self.excess is not None:
+            excess = excess + gain * self.excess * gain
+        gain = gain if self.gain is None else self.gain * gain
+        return self._with(gain=gain, excess=excess, estimate=variance.expand_as(excess))
 
     def scale(self, factor: Tensor) -> Tracked:
-        return replace(self._times(factor, None), estimate=self.estimate * factor.square())
+        gain = factor if self.gain is None else self.gain * factor
+        excess = None if self.excess is None else factor * self.excess * factor
+        return self._with(gain=gain, excess=excess, estimate=self.estimate * factor.square())
 
     @property
     def is_exact(self) -> bool:
@@ -169,7 +172,11 @@ class Tracked(Covariance):
 
     def corrected(self, factor: Tensor) -> Tracked:
         """The same with estimates times a factor (1 | B, m), unless they are exact."""
-        return self if self.is_exact else replace(self, estimate=self.estimate * factor)
+        return self if self.is_exact else self._with(estimate=self.estimate * factor)
+
+    def remembering(self, memo: Memo) -> Tracked:
+        """The same with the memo of the layer that has the weight."""
+        return self._with(memo=memo)
 
     def variance_of(self, units: Tensor, samples: slice = EVERY) -> Tensor:
         """(1 | b, u) variances of some units (u,) and samples, by a sweep of u rows."""
@@ -298,12 +305,14 @@ class Tracked(Covariance):
         assert isinstance(self.before, Tracked)  # whatever has a weight was made by linear()
         return self.before
 
-    def _times(self, factor: Tensor, excess: Tensor | None) -> Tracked:
-        gain = factor if self.gain is None else self.gain * factor
-        if self.excess is not None:
-            inherited = factor * self.excess * factor
-            excess = inherited if excess is None else inherited + excess
-        return replace(self, gain=gain, excess=excess)
+    def _with(self, **changes: Any) -> Tracked:
+        """``dataclasses.replace``, at a fraction of its cost; without what was swept."""
+        changed = object.__new__(Tracked)
+        changed.__dict__.update(self.__dict__)
+        changed.__dict__.pop("_known", None)
+        changed.__dict__.pop("_half", None)
+        changed.__dict__.update(changes)
+        return changed
 
     def _current_weight(self) -> Tensor:
         assert self.weight is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -62,7 +61,7 @@ class Linear(nn.Module):
             with covariance_grad():
                 cov = moments.cov.linear(self.weight)
                 if isinstance(cov, Tracked):
-                    cov = self._correct(replace(cov, memo=self._memo))
+                    cov = self._correct(cov.remembering(self._memo))
                 return Moments(mean, cov)
 
     def begin_tracking(self, *, anew: bool = False) -> None:
