@@ -167,12 +167,15 @@ def _timed(row: dict[str, Any], name: str) -> bool:
 
 def inference() -> str:
     networks = load("tracked")["networks"]
-    names = list(next(iter(networks.values()))["over plain"])
+    one = next(iter(networks.values()))
+    parallel = next(key for key in one if key.endswith("threads"))
+    threads = {"over plain": "1 thread", parallel: parallel.removeprefix("over plain, ")}
+    columns = [(name, key) for name in networks for key in threads]
     return markdown(
-        ["forward pass with the output's covariance", *(f"{name} network" for name in networks)],
+        ["with the output's covariance", *(f"{name}, {threads[key]}" for name, key in columns)],
         [
-            [name, *(f"{row['over plain'][name]:.1f}" for row in networks.values())]
-            for name in names
+            [way, *(f"{networks[name][key][way]:.1f}" for name, key in columns)]
+            for way in one["over plain"]
         ],
     )
 
