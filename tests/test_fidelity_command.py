@@ -38,7 +38,7 @@ from covary.training import TrainingConfig
 QUICK = {"epochs": 2, "hidden": (24, 16, 12), "batch_size": 128, "activation": "relu"}
 KINDS = [
     "full",
-    "tracked",
+    "tracked, exact_width=0",
     "tracked, exact_width=12",
     "tracked, exact_width=16",
     "shared",
@@ -143,7 +143,7 @@ def test_tracking_is_measured_first_where_it_is_missing(tmp_path):
     result = measure_fidelity(run, samples=50)
     assert result["notes"] == []
     width = fidelity_of(run.network()).width(None)
-    assert result["chosen"] == ("tracked" if width == 0 else f"tracked, exact_width={width}")
+    assert result["chosen"] == f"tracked, exact_width={width}"
     run.clear()
     assert not any(path.name.startswith("fidelity") for path in run.path.iterdir())
 
@@ -196,7 +196,7 @@ def test_a_regression_has_no_largest_mean(tmp_path):
     run = trained(tmp_path / "run", "diabetes", covariance="tracked")
     said = command(run.path, "--samples", "40")
     assert "class" not in said
-    assert by_name(run)["tracked"]["parts"]["test"]["argmax"] is None
+    assert by_name(run)["tracked, exact_width=0"]["parts"]["test"]["argmax"] is None
 
 
 @pytest.mark.usefixtures("no_processes")

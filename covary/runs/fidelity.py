@@ -35,7 +35,7 @@ class Representation(NamedTuple):
     @property
     def name(self) -> str:
         """What it is called in results."""
-        width = f", exact_width={self.exact_width}" if self.exact_width else ""
+        width = "" if self.exact_width is None else f", exact_width={self.exact_width}"
         return self.covariance + width
 
     def described(self) -> dict[str, Any]:
