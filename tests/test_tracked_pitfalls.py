@@ -322,6 +322,10 @@ def half_its_weight(net: Any) -> None:
     net.linear1.weight.data.mul_(0.5)  # which no counter of changes sees
 
 
+def turn_one_unit_around(net: Any) -> None:
+    net.linear1.weight.data[0].neg_()  # which no norm sees
+
+
 def give_other_weight(net: Any) -> None:
     net.linear1.weight.data = torch.rand_like(net.linear1.weight)
 
@@ -345,6 +349,7 @@ def make_noisier(net: Any) -> None:
 
 CHANGES = [
     half_its_weight,
+    turn_one_unit_around,
     give_other_weight,
     load_others,
     assign_others,

@@ -43,8 +43,10 @@ class Memo:
         if version is None or weight.device.type != "cpu":  # comparing would wait for the device
             return linalg.lower_half_of_gram(weight * var, weight)
         kept, now = self._kept, (version, weight.data_ptr(), weight.dtype)
-        # Changes through .data are not counted, but they show in the norms.
-        values = torch.cat([torch.linalg.vector_norm(weight, dim=1), var[0]])
+        # Changes through .data are not counted, but they show in sums of the weights: other ones
+        # for each input, where norms would miss a change of sign or of order.
+        tally = torch.linspace(1, 2, weight.shape[1], dtype=weight.dtype, device=weight.device)
+        values = torch.cat([weight @ tally, var[0]])
         if kept is None or kept[0] != now or not torch.equal(kept[1], values):
             half = linalg.lower_half_of_gram(weight * var, weight)
             self._kept = kept = now, values, half
