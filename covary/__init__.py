@@ -1,7 +1,7 @@
 """Neural networks that carry the mean and covariance of their activity through every layer."""
 
 from covary import activations, covariance, models, moments, nn
-from covary.models import mlp, with_covariance
+from covary.models import mlp, with_covariance, with_noise
 from covary.moments import Moments
 from covary.recording import record
 from covary.settings import check_values, supervise_covariance
@@ -22,4 +22,5 @@ __all__ = [
     "supervise_covariance",
     "track",
     "with_covariance",
+    "with_noise",
 ]

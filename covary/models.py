@@ -13,7 +13,7 @@ from covary import activations
 from covary.activations import MomentActivation
 from covary.covariance import check_name
 from covary.nn import Activation, BatchNorm1d, Dropout, Lift, Linear, Noise
-from covary.nn.checks import check_exact_width
+from covary.nn.checks import check_exact_width, check_noise
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -84,6 +84,33 @@ def mlp(
     return net
 
 
+def lenet(input_shape: Sequence[int]) -> nn.Sequential:
+    """A convolutional trunk for small images (B, C, H, W), to stand in front of ``Lift``.
+
+    After LeNet: two 5 x 5 convolutions (16 and 32 channels), each followed by ReLU and 2 x 2
+    max-pooling. What comes out is flat, (B, 32 * (H // 4) * (W // 4)).
+
+    Examples:
+        >>> import torch
+        >>> lenet((1, 28, 28))(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 1568])
+    """
+    if len(input_shape) != 3 or min(input_shape[1:]) < 4:
+        raise ValueError(
+            "A convolutional trunk needs images of shape (channels, height, width), 4 x 4 pixels "
+            f"at least, got inputs of shape {tuple(input_shape)}."
+        )
+    return nn.Sequential(
+        nn.Conv2d(input_shape[0], 16, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+    )
+
+
 def with_covariance(net: Network, covariance: str, *, exact_width: int | None = None) -> Network:
     """The same network, parameters and buffers shared, holding its covariance another way.
 
@@ -113,6 +140,48 @@ def with_covariance(net: Network, covariance: str, *, exact_width: int | None = 
         lift.exact_width = check_exact_width(exact_width, covariance)
     have_tracking_buffers(twin)
     return twin
+
+
+def with_noise(net: Network, noise: float | Sequence[float]) -> Network:
+    """The same network, parameters and buffers shared, with other noise.
+
+    Args:
+        net: a network with ``covary.nn.Lift`` and ``covary.nn.Noise`` layers.
+        noise: sigma of these layers in order, the input's first: one for all, or a list. A list
+            that is too short is for the first of them; the others keep theirs.
+
+    Examples:
+        >>> import covary
+        >>> net = covary.mlp([4, 8, 6, 3], noise=0.2)
+        >>> quiet = covary.with_noise(net, [0.0, 0.0])
+        >>> [layer.noise for layer in (quiet.lift, quiet.noise1, quiet.noise2)]
+        [0.0, 0.0, 0.2]
+        >>> noise_of(net)
+        [0.2, 0.2, 0.2]
+    """
+    twin = _twin(net, {})
+    layers = noisy_layers(twin)
+    if not layers:
+        raise ValueError("with_noise needs a network with a covary.nn.Lift; this has none.")
+    wanted = list(noise) if isinstance(noise, Sequence) else [noise] * len(layers)
+    if len(wanted) > len(layers):
+        raise ValueError(
+            f"with_noise got {len(wanted)} noises for {len(layers)} noisy layers (the input's and "
+            "each hidden layer's)."
+        )
+    for layer, sigma in zip(layers, wanted, strict=False):
+        layer.noise = check_noise(sigma, type(layer).__name__)
+    return twin
+
+
+def noise_of(net: nn.Module) -> list[float]:
+    """Sigma of each noisy layer, the input's first."""
+    return [layer.noise for layer in noisy_layers(net)]
+
+
+def noisy_layers(net: nn.Module) -> list[Lift | Noise]:
+    """The layers that add noise, in order."""
+    return [layer for layer in net.modules() if isinstance(layer, Lift | Noise)]
 
 
 def have_tracking_buffers(net: nn.Module) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from covary.models import have_tracking_buffers
+from covary.models import have_tracking_buffers, noisy_layers
 from covary.nn import Lift, Noise
 from covary.settings import covariance_is_supervised, is_autocast
 from covary.training.batches import count, divided, shuffled
@@ -65,7 +65,7 @@ class Replicas(nn.Module):
         for layer in self.stacked.modules():
             if isinstance(layer, Lift):
                 layer.fidelity = None  # theirs, not of what they are trained to
-        sigmas = [[layer.noise for layer in _noisy(module)] for module in modules]
+        sigmas = [[layer.noise for layer in noisy_layers(module)] for module in modules]
         # float64, whatever the network has: unstack() gives the very numbers back.
         noises = torch.tensor(sigmas, dtype=torch.float64).reshape(self.size, -1)
         self.register_buffer("noises", noises, persistent=False)
@@ -104,7 +104,7 @@ class Replicas(nn.Module):
 
     def _replica(self, index: int) -> nn.Module:
         replica = _replaced(self.stacked, lambda _, value: value.detach()[index].clone())
-        for layer, noise in zip(_noisy(replica), self.noises[index].tolist(), strict=True):
+        for layer, noise in zip(noisy_layers(replica), self.noises[index].tolist(), strict=True):
             layer.noise = noise
         return replica
 
@@ -274,14 +274,10 @@ def _detached(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in tensors.items()}
 
 
-def _noisy(module: nn.Module) -> list[Lift | Noise]:
-    return [layer for layer in module.modules() if isinstance(layer, Lift | Noise)]
-
-
 @contextmanager
 def _noise_of(module: nn.Module, noises: Tensor) -> Iterator[None]:
     """Within this block the layers have these noises, (layers,), in place of their own."""
-    layers = _noisy(module)
+    layers = noisy_layers(module)
     own = [layer.noise for layer in layers]
     try:
         for index, layer in enumerate(layers):

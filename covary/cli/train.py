@@ -13,6 +13,7 @@ from covary.cli import common
 from covary.cli.common import DataDir, Debug, Json, Seed, reported, say
 from covary.data import describe
 from covary.runs import DataConfig, Run, RunConfig
+from covary.runs.config import TRUNKS
 from covary.runs.samples import load_data, validation_rows
 from covary.runs.tracking import fidelity_of, summary
 from covary.runs.training import resolve
@@ -46,6 +47,14 @@ def train(
     ] = False,
     hidden: Annotated[
         str | None, _option(_NETWORK, "--hidden", "Units of the hidden layers, such as 128,64,32.")
+    ] = None,
+    trunk: Annotated[
+        str | None,
+        _option(
+            _NETWORK,
+            "--trunk",
+            f"Ordinary layers before the first moments, for images: {', '.join(TRUNKS)}.",
+        ),
     ] = None,
     activation: Annotated[
         str | None, _option(_NETWORK, "--activation", f"One of {', '.join(activations.names())}.")
@@ -176,10 +185,12 @@ def train(
     - `covary train mnist --activation relu --epochs 5 --out runs/mnist`
     - `covary train houses.csv --target price`
     - `covary train yacht --split 3 --noise 0.3,0 --epochs 200`
+    - `covary train fashion-mnist --trunk lenet --epochs 20`
     - `covary train cifar10 --augment --devices 2 --strategy ddp`
     """
     chosen = {
         "hidden": common.numbers(hidden, int, "--hidden"),
+        "trunk": trunk,
         "activation": activation,
         "noise": common.numbers(noise, float, "--noise"),
         "covariance": held_covariance,
@@ -234,8 +245,8 @@ def train(
     say(
         f"{dataset.name} ({dataset.source}): {len(dataset.x) - watched:,} samples to train on, "
         f"{watched:,} to watch training with, {len(dataset.x_test):,} to test on. "
-        f"{config.model.task.capitalize()} by a {config.model.activation} network {widths}, into "
-        f"{run.path}."
+        f"{config.model.task.capitalize()} by a {config.model.activation} network {widths}"
+        f"{f' behind a {config.model.trunk} trunk' if config.model.trunk else ''}, into {run.path}."
     )
     if resume and run.checkpoint_path.exists():
         say("Going on from its last checkpoint.")

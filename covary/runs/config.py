@@ -30,6 +30,7 @@ _FOR_TABLES = (
     "encoding",
     "delimiter",
 )
+TRUNKS = {"lenet": models.lenet}
 PRECISIONS = ("32-true", "64-true", "16-mixed", "bf16-mixed")
 
 
@@ -97,10 +98,12 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which network: fully connected, from raw inputs to raw outputs.
+    """Which network, from raw inputs to raw outputs: fully connected, behind a trunk if it has one.
 
     Attributes:
         hidden: units of the hidden layers.
+        trunk: ``"lenet"`` for a convolutional trunk of ordinary layers before the first moments (a
+            mixed network), or none.
         activation: a name of ``covary.activations``.
         noise: sigma of the input and of each hidden layer, or one for all.
         covariance: how it is held in training; evaluation always has one per sample.
@@ -114,6 +117,7 @@ class ModelConfig:
     """
 
     hidden: tuple[int, ...]
+    trunk: str = ""
     activation: str = "relu"
     noise: tuple[float, ...] = (0.2,)
     covariance: str = "shared"
@@ -124,6 +128,10 @@ class ModelConfig:
     input_shape: tuple[int, ...] = ()
     outputs: int = 0
 
+    def __post_init__(self) -> None:
+        if self.trunk:
+            _check_choice("trunk", self.trunk, tuple(TRUNKS))
+
     @property
     def is_image(self) -> bool:
         """Whether inputs are images (channels, height, width) of bytes."""
@@ -131,9 +139,12 @@ class ModelConfig:
 
     @property
     def widths(self) -> list[int]:
-        """Units of every layer, from the inputs to the outputs."""
-        inputs = int(torch.Size(self.input_shape).numel())
-        return [inputs, *self.hidden, self.outputs]
+        """Units of every layer that has moments, from the first inputs to the outputs."""
+        inputs = torch.Size(self.input_shape)
+        if self.trunk:
+            with torch.device("meta"):  # shapes alone
+                inputs = TRUNKS[self.trunk](inputs)(torch.empty(1, *inputs)).shape
+        return [inputs.numel(), *self.hidden, self.outputs]
 
     def build(self) -> nn.Sequential:
         """The network, newly initialised: what it subtracts and divides by is still 0 and 1.
@@ -153,7 +164,10 @@ class ModelConfig:
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         if self.is_image:
             layers["standardize"] = Standardize(torch.tensor(127.5), torch.tensor(127.5))
-            layers["flatten"] = Flatten()
+            if self.trunk:
+                layers["trunk"] = TRUNKS[self.trunk](self.input_shape)
+            else:
+                layers["flatten"] = Flatten()
         else:
             layers["standardize"] = Standardize(*_nothing_and_one(self.widths[0]))
         layers.update(net.named_children())

@@ -40,13 +40,18 @@ PRESETS: dict[str, dict[str, Any]] = {
     "protein-tertiary-structure": _LONG_UCI,
 }
 _IMAGES = {"hidden": (256, 128, 64), "epochs": 50, "lr": 5e-4, "weight_decay": 1e-3}
+# What is left to do behind convolutions.
+_BEHIND_A_TRUNK = (128, 64, 32)
 _TABLE = {"hidden": (64, 32), "epochs": 50, "lr": 1e-3, "weight_decay": 1e-4}
 _LARGE_TABLE = _TABLE | {"epochs": 5, "batch_size": 1024}
 _ROWS_OF_A_LARGE_TABLE = 100_000
 
 
-def preset(dataset: Dataset, *, published_splits: bool) -> dict[str, Any]:
+def preset(dataset: Dataset, *, published_splits: bool, trunk: bool = False) -> dict[str, Any]:
     """Settings of the model and of training for these data, by name."""
+    if trunk:
+        plain = preset(dataset, published_splits=published_splits)
+        return plain | {"hidden": _BEHIND_A_TRUNK}
     if dataset.name in PRESETS:
         return PRESETS[dataset.name]
     if published_splits:

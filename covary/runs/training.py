@@ -52,7 +52,8 @@ def resolve(config: DataConfig, dataset: Dataset, chosen: dict[str, Any]) -> Run
             "It can be looked at as foreign data: covary evaluate RUN --ood " + dataset.name
         )
     chosen = {key: value for key, value in chosen.items() if value is not None}
-    values = preset(dataset, published_splits=_is_uci(config.name)) | chosen
+    usual = preset(dataset, published_splits=_is_uci(config.name), trunk=bool(chosen.get("trunk")))
+    values = usual | chosen
     if "noise" in values and "noise" not in chosen:
         # A preset's noise is for its own number of layers: the input's, then the hidden ones'.
         first, *hidden = values["noise"]
@@ -68,6 +69,8 @@ def resolve(config: DataConfig, dataset: Dataset, chosen: dict[str, Any]) -> Run
         "input_shape": tuple(dataset.x.shape[1:]),
         "outputs": outputs,
     }
+    if model.get("trunk") and not dataset.is_image:
+        raise ValueError(f"A trunk is for images, and {dataset.name} is a table.")
     return RunConfig(
         data=config,
         model=ModelConfig(**model),
