@@ -75,7 +75,7 @@ def test_the_loop_is_the_loop_everyone_writes():
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
-@pytest.mark.parametrize("schedule", ["constant", "cosine", "one-cycle"])
+@pytest.mark.parametrize("schedule", ["constant", "cooldown", "cosine", "one-cycle"])
 def test_training_lowers_the_loss(optimizer, schedule):
     x, y = problem(200)
     config = TrainingConfig(

@@ -105,7 +105,7 @@ def train(
     ] = None,
     optimizer: Annotated[str | None, _option(_TRAINING, "--optimizer", "adam or adamw.")] = None,
     schedule: Annotated[
-        str | None, _option(_TRAINING, "--schedule", "constant, cosine or one-cycle.")
+        str | None, _option(_TRAINING, "--schedule", "constant, cooldown, cosine or one-cycle.")
     ] = None,
     clip: Annotated[
         float | None, _option(_TRAINING, "--clip", "Largest norm of the gradient; 0 for any.")

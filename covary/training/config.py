@@ -13,7 +13,9 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
 }
-SCHEDULES = ("constant", "cosine", "one-cycle")
+SCHEDULES = ("constant", "cooldown", "cosine", "one-cycle")
+# The last part of the steps, in which a cooldown takes the learning rate down.
+_COOLDOWN = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +28,9 @@ class TrainingConfig:
         lr: learning rate, at its highest where it has a schedule.
         weight_decay: L2 penalty with ``adam``, decoupled with ``adamw``.
         optimizer: ``"adam"`` or ``"adamw"``.
-        schedule: ``"constant"``, ``"cosine"`` (down to 0) or ``"one-cycle"`` (up for 30% of the
-            steps, then down to 0).
+        schedule: ``"constant"``, ``"cooldown"`` (constant, and down to 0 in the last 10% of the
+            steps), ``"cosine"`` (down to 0) or ``"one-cycle"`` (up for 30% of the steps, then down
+            to 0).
         clip: largest norm of the gradient, 0 for any.
         seed: decides the order of the samples.
     """
@@ -72,6 +75,8 @@ def learning_rate(config: TrainingConfig, step: int, steps: int) -> float:
     So there is no state of a schedule to save, and a resumed run cannot get it wrong.
     """
     done = step / max(1, steps)
+    if config.schedule == "cooldown":
+        return config.lr * min(1.0, (1 - done) / _COOLDOWN)
     if config.schedule == "cosine":
         return config.lr * 0.5 * (1 + math.cos(math.pi * done))
     if config.schedule == "one-cycle":
