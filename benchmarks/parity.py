@@ -44,6 +44,7 @@ def trained(activation: str, covariance: str, seed: int, dataset: Dataset) -> Ru
         chosen = {
             "activation": activation,
             "covariance": covariance,
+            "noise": (0.2,),
             "epochs": EPOCHS,
             "schedule": "cosine",  # the noise of the last steps must not decide
             "seed": seed,

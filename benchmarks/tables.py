@@ -247,7 +247,93 @@ def tracking_trials() -> str:
     return markdown(["on test digits / on letters", cost, *columns], rows)
 
 
+def _spread(value: dict[str, Any] | None, digits: int = 3) -> str:
+    """Mean over seeds, and their standard deviation."""
+    if value is None or value["mean"] is None:
+        return ""
+    deviation = value["stddev"]
+    text = f"{value['mean']:.{digits}f}"
+    return text if not deviation else f"{text} ± {deviation:.{digits}f}"
+
+
+def compare_mnist(*, short: bool) -> str:
+    found = load("uncertainty")["mnist"]["compare"]
+    columns = {
+        "accuracy": ("accuracy", 4),
+        "nll": ("NLL", 4),
+        "ece": ("ECE", 4),
+        "auroc_errors": ("AUROC, errors", 3),
+        **{f"auroc_ood_{name}": (f"AUROC, {name}", 3) for name in found["ood"]},
+        "aurc": ("AURC x 1000", 2),
+        "attack_awareness": ("AUROC, attacked", 3),
+    }
+    shown = ("accuracy", "auroc_errors", "auroc_ood_notmnist", "auroc_ood_fashion-mnist")
+    keys = [key for key in columns if not short or key in shown]
+    rows = []
+    for row in found["rows"]:
+        cells = [f"{row['method']}: {row['score'].replace('_', ' ')}"]
+        for key in keys:
+            value = row["summary"].get(key)
+            if key == "aurc" and value:
+                value = {name: 1000 * (number or 0) for name, number in value.items()}
+            cells.append(_spread(value, columns[key][1]))
+        cost = row["inference_cost"]
+        cells.append("" if cost is None else f"{cost:.1f}")
+        if not short:
+            cells.insert(-1, f"{row['training_cost']:.1f}")
+        rows.append(cells)
+    costs = ["inference"] if short else ["training", "inference"]
+    return markdown(["method: score", *(columns[key][0] for key in keys), *costs], rows)
+
+
+def scores_of(network: str) -> str:
+    evaluation = load("uncertainty")[network]["evaluation"]
+    parts = list(evaluation["auroc"])
+    names = {"test": "errors"}
+    return markdown(
+        ["AUROC of the score", *(names.get(part, part) for part in parts)],
+        [
+            [
+                score.replace("_", " "),
+                *(_spread(evaluation["auroc"][part][score]) for part in parts),
+            ]
+            for score in evaluation["auroc"]["test"]
+        ],
+    )
+
+
+def separability_of(network: str) -> str:
+    evaluation = load("uncertainty")[network]["evaluation"]
+    parts = evaluation["separability"]
+    names = {"test": "wrong from right predictions"}
+    return markdown(
+        ["separability of entropy, layer", *(names.get(part, part) for part in parts)],
+        [
+            [layer, *(_spread(parts[part][i], 2) for part in parts)]
+            for i, layer in enumerate(evaluation["layers"])
+        ],
+    )
+
+
+def calibration_of(network: str) -> str:
+    found = load("uncertainty")[network]["evaluation"]["calibration"]
+    words = {"nll": "NLL", "brier": "Brier", "ece": "ECE", "adaptive_ece": "adaptive ECE"}
+    return markdown(
+        ["test digits", "softmax of the mean", "calibrated expected softmax"],
+        [
+            [words[key], _spread(row["before"], 4), _spread(row["after"], 4)]
+            for key, row in found.items()
+        ],
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "compare mnist": lambda: compare_mnist(short=False),
+    "compare mnist short": lambda: compare_mnist(short=True),
+    "scores mnist": lambda: scores_of("mnist"),
+    "scores fashion": lambda: scores_of("fashion"),
+    "separability mnist": lambda: separability_of("mnist"),
+    "calibration mnist": lambda: calibration_of("mnist"),
     "demo": demo,
     "training": training,
     "replicas": replicas,

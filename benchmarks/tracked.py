@@ -21,6 +21,7 @@ import covary
 from benchmarks import memory, parity, results, tables
 from benchmarks.steps import BATCH, NOISE, batch_of, build, training_step
 from covary import data
+from covary.baselines import plain
 from covary.nn.fidelity import Fidelity, TrackingWarning
 from covary.runs import costs
 from covary.uncertainty.fidelity import agreement, gathered
@@ -30,7 +31,7 @@ MOST_OVER_PLAIN = {"relu": 12.0, "heaviside": 40.0}
 LEAST_RANK = {"relu": 0.99, "heaviside": 0.95}
 LEAST_OVER_FULL = 10.0
 MOST_MEMORY_MB = 2000.0
-DROPOUT_SAMPLES = 12
+DROPOUT_SAMPLES, DROPOUT = 12, 0.1
 SAMPLES, FOREIGN = 1000, "notmnist"
 ROUNDS = 15
 WIDTHS = (256, 512, 1024, 2048, 4096)
@@ -43,14 +44,14 @@ def inference(net: nn.Sequential, x: Tensor) -> dict[str, float]:
     """Times of a forward pass with the output's covariance over one of the plain network."""
     lifted = nn.Sequential(*list(net.children())[2:])  # behind Standardize and Flatten
     x = net[1](net[0](x))
-    plain = costs.plain(lifted)
-    dropped = nn.Sequential(*(part for layer in plain for part in _with_dropout(layer))).train()
+    ordinary = plain(lifted)
+    dropped = plain(lifted, dropout=DROPOUT).train()
     tracked, full, diagonal = (
         covary.with_covariance(lifted, kind).eval() for kind in ("tracked", "full", "diagonal")
     )
     dropout = f"MC dropout, {DROPOUT_SAMPLES} samples"
     ways = {
-        "plain": lambda: plain(x),
+        "plain": lambda: ordinary(x),
         "diagonal": lambda: diagonal(x).covariance_matrix,
         "tracked": lambda: tracked(x).covariance_matrix,
         dropout: lambda: torch.stack([dropped(x) for _ in range(DROPOUT_SAMPLES)]),
@@ -59,10 +60,6 @@ def inference(net: nn.Sequential, x: Tensor) -> dict[str, float]:
     with torch.no_grad():
         times = costs.fastest(ways, range(ROUNDS))
     return {name: seconds / times["plain"] for name, seconds in times.items()}
-
-
-def _with_dropout(layer: nn.Module) -> list[nn.Module]:
-    return [layer] if isinstance(layer, nn.Linear) else [layer, nn.Dropout(0.1)]
 
 
 def fidelity(net: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import covary
+from covary.baselines import plain
 from covary.cli import app
 from covary.cli.fidelity import _advice, _percent
 from covary.data import DataError
@@ -287,7 +288,7 @@ def test_the_plain_network_is_the_same_without_noise(task):
         net.rescale.load_state_dict({"shift": torch.arange(3.0), "scale": torch.arange(1.0, 4.0)})
     x = torch.randint(0, 256, (5, *shape)).to(torch.uint8 if model.is_image else torch.float64)
     with torch.no_grad():
-        torch.testing.assert_close(costs.plain(net)(x), net.eval()(x).mean)
+        torch.testing.assert_close(plain(net)(x), net.eval()(x).mean)
 
 
 def wide_run(path: Path) -> Run:

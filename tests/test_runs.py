@@ -11,13 +11,15 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 import covary
+from covary import covariance
 from covary.data import DataError, Dataset
 from covary.runs import DataConfig, ModelConfig, Run, RunConfig, RunError, evaluate
-from covary.runs.evaluation import LAYER_SAMPLES, classification_metrics, layer_names
+from covary.runs.evaluation import classification_metrics
+from covary.runs.measuring import LAYER_SAMPLES, SCORE, layer_names
 from covary.runs.samples import load_data
 from covary.runs.training import resolve, train
 from covary.training import TrainingConfig
-from covary.uncertainty import metrics
+from covary.uncertainty import metrics, scores
 
 QUICK = {"epochs": 3, "hidden": (12, 8), "batch_size": 128}
 
@@ -322,7 +324,11 @@ def test_equally_confident_samples_are_told_apart():
     gaps = np.r_[np.linspace(60, 80, 20), np.linspace(38, 50, 10)]
     mean = np.c_[gaps, np.zeros(30)].astype(np.float32)
     label = np.r_[np.zeros(20), np.ones(10)].astype(int)
-    found = classification_metrics({"mean": mean, "label": label, "entropy": -gaps})
+    moments = covary.Moments(torch.tensor(mean), covariance.Diagonal(torch.zeros(30, 2)))
+    doubt = scores.max_softmax(moments).numpy()
+    found = classification_metrics(
+        {"mean": mean, "label": label, "entropy": -gaps, SCORE + "max_softmax": doubt}
+    )
     assert found["auroc_max_softmax"] == found["auroc_entropy"] == 1
 
 

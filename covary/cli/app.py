@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from covary.cli.attack import attack
+from covary.cli.calibrate import calibrate
+from covary.cli.compare import compare
 from covary.cli.data import fetch_data, list_data
 from covary.cli.demo import demo
 from covary.cli.fidelity import fidelity
@@ -47,7 +50,10 @@ def main(
 
 app.command()(train)
 app.command()(evaluate)
+app.command()(calibrate)
 app.command()(fidelity)
+app.command()(compare)
+app.command()(attack)
 app.command()(report)
 app.command()(demo)
 app.add_typer(data, name="data")

@@ -21,7 +21,7 @@ from covary.cli.common import (
 )
 from covary.nn.fidelity import Row
 from covary.runs import Run, measure_fidelity
-from covary.runs.evaluation import PER_SAMPLE
+from covary.runs.config import PER_SAMPLE
 
 _ERRORS = ("mean", "variance", "covariance")
 

@@ -22,7 +22,7 @@ from covary.cli.common import (
 from covary.report.words import contradictions
 from covary.runs import Run
 from covary.runs import evaluate as measure
-from covary.runs.evaluation import PER_SAMPLE, check_covariance
+from covary.runs.config import PER_SAMPLE, check_covariance
 
 _WORDS = {
     "samples": "samples",
@@ -30,6 +30,7 @@ _WORDS = {
     "nll": "negative log-likelihood (nats)",
     "brier": "Brier score",
     "ece": "expected calibration error",
+    "adaptive_ece": "the same, bins of equal size",
     "entropy": "entropy (nats)",
     "entropy_right": "entropy, right predictions (nats)",
     "entropy_wrong": "entropy, wrong predictions (nats)",
@@ -39,7 +40,9 @@ _WORDS = {
     "aurc_max_softmax": "area under risk-coverage: max-softmax",
     "rmse": "root mean squared error",
     "mae": "mean absolute error",
-    "log_likelihood": "log-likelihood",
+    "log_likelihood": "log-likelihood (target's units)",
+    "log_likelihood_standardised": "log-likelihood (standardised)",
+    "crps": "continuous ranked probability score",
     "coverage_50": "targets within 50% intervals",
     "coverage_90": "targets within 90% intervals",
     "coverage_95": "targets within 95% intervals",
@@ -106,11 +109,17 @@ def evaluate(
         return
     parts = evaluation["parts"]
     keys = [key for key in _WORDS if any(key in part for part in parts.values())]
+    calibrated = evaluation["calibration"]
+    columns = {"test": parts["test"]}
+    if calibrated:
+        columns["calibrated"] = calibrated["test"]
+    columns |= parts
     common.show_table(
         f"{run}: {evaluation['task']} of {evaluation['dataset']}, {covariance} covariances",
-        ["", *parts],
-        [[_WORDS[key], *(_number(part, key) for part in parts.values())] for key in keys],
+        ["", *columns],
+        [[_WORDS[key], *(_number(part, key) for part in columns.values())] for key in keys],
     )
+    _show_scores(evaluation["scores"])
     if evaluation["by_target"]:
         common.show_table(
             "The same for each target, in its own units",
@@ -170,6 +179,26 @@ def report(
         common.show_json({"report": str(page)})
         return
     say(f"The report is {page}. Open it in a browser: {page.resolve().as_uri()}")
+
+
+def _show_scores(by_part: dict[str, dict[str, dict[str, float | None]]]) -> None:
+    """What each score finds: errors, and inputs of each foreign set."""
+    test = by_part["test"]
+    kind = "auroc" if "auroc" in next(iter(test.values())) else "spearman_error"
+    foreign = [name for name in by_part if name != "test"]
+    word = "AUROC: wrong" if kind == "auroc" else "rank correlation with |error|"
+    common.show_table(
+        "What each score finds (covary.uncertainty.scores; fitted_plain sees no covariance)",
+        ["score", word, *(f"AUROC: {name}" for name in foreign)],
+        [
+            [
+                name,
+                _decimal(row[kind]),
+                *(_decimal(by_part[part][name]["auroc"]) for part in foreign),
+            ]
+            for name, row in test.items()
+        ],
+    )
 
 
 def _number(part: dict[str, Any], key: str) -> str:

@@ -47,14 +47,17 @@ class Curve:
 
 
 def curves(results: Results) -> list[Curve]:
-    """One curve for each score: entropy and max-softmax, or each target's standard deviation."""
+    """One curve for each score: entropy, max-softmax, fitted; or each target's stddev."""
     test = results.test
     if results.is_classification:
         wrong = ~test.right
-        return [
+        found = [
             _curve("entropy", "Entropy", "entropy", results, lambda part: part.entropy, wrong),
             _curve("max-softmax", "Max-softmax", "doubt", results, lambda part: part.doubt, wrong),
         ]
+        if all(part.fitted is not None for part in results.parts.values()):
+            found.append(_curve("fitted", "Fitted score", "score", results, _fitted, wrong))
+        return found
     return [
         _curve(
             f"stddev-{column}",
@@ -66,6 +69,11 @@ def curves(results: Results) -> list[Curve]:
         )
         for column in range(test.mean.shape[1])
     ]
+
+
+def _fitted(part: Part) -> Array:
+    assert part.fitted is not None
+    return part.fitted
 
 
 def _stddev(part: Part, *, column: int) -> Array:

@@ -17,6 +17,7 @@ from covary.report.drawing import (
     ORANGE,
     PURPLE,
     SLATE,
+    TEAL,
     Drawing,
     canvas,
     head,
@@ -27,6 +28,9 @@ from covary.report.files import Array
 from covary.report.reading import Part, Results
 from covary.report.words import number, percent, short
 from covary.uncertainty import metrics
+
+# Entropy, max-softmax and the fitted score, wherever they are drawn together.
+_SCORE_LINES = ((BLUE, "-"), (PURPLE, "--"), (TEAL, "-."))
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,7 +315,7 @@ def risk_coverage(results: Results, curves: list[Curve]) -> Drawing:
     figure, (axes,) = canvas(3.6)
     said = []
     wrong = float(curves[0].risk[-1])
-    for curve, colour, dash in zip(curves, (BLUE, PURPLE), ("-", "--"), strict=True):
+    for curve, (colour, dash) in zip(curves, _SCORE_LINES, strict=False):
         axes.plot(curve.coverage, curve.risk, dash, color=colour, label=curve.label.lower())
         most = int(np.searchsorted(curve.coverage, 0.8))
         said.append(

@@ -59,6 +59,7 @@
       return `max-softmax \u2265 ${least}`;
     }
     if (score.rule === "entropy") return `entropy \u2264 ${precise(threshold)} nats`;
+    if (score.rule === "score") return `fitted score \u2264 ${precise(threshold)}`;
     return `standard deviation \u2264 ${precise(threshold)}`;
   }
 

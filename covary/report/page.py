@@ -15,7 +15,14 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from covary.report import figures, figures_fidelity, figures_regression, words
+from covary.report import (
+    figures,
+    figures_attack,
+    figures_fidelity,
+    figures_regression,
+    trust,
+    words,
+)
 from covary.report.curves import Curve, curves
 from covary.report.drawing import Drawing, inline_svg, save
 from covary.report.fidelity import Fidelity, Representation
@@ -39,10 +46,11 @@ def write(results: Results, target: Path) -> Path:
     found = curves(results)
     sections = _sections(results)
     fidelity = _fidelity(results)
+    attacks = _attacks(results)
     static = _static_curves(results, found)
-    html = _render(results, found, sections, fidelity, static)
+    html = _render(results, found, sections, fidelity, attacks, static)
     target.parent.mkdir(parents=True, exist_ok=True)
-    shown = [*sections, *([fidelity] if fidelity else [])]
+    shown = [*sections, *(section for section in (fidelity, attacks) if section)]
     for drawing in (*static, *(drawing for section in shown for drawing in section.drawings)):
         save(drawing, target.parent / "figures")
     target.write_text(html, encoding="utf-8")
@@ -54,6 +62,7 @@ def _render(
     found: list[Curve],
     sections: list[Section],
     fidelity: Section | None,
+    attacks: Section | None,
     static: list[Drawing],
 ) -> str:
     environment = jinja2.Environment(
@@ -76,6 +85,10 @@ def _render(
         sections=sections,
         fidelity=fidelity,
         fidelity_table=_fidelity_table(results),
+        score_table=trust.score_table(results),
+        calibration_table=trust.calibration_table(results),
+        attacks=attacks,
+        attacked=results.attacks if results.attacks_are_current else None,
         static=static,
         scores=found,
         galleries=galleries(results),
@@ -178,6 +191,24 @@ def _fidelity_table(results: Results) -> dict[str, Any] | None:
             for one in measured.representations
         ],
     }
+
+
+def _attacks(results: Results) -> Section | None:
+    """What attacks do to the network; None if there were none."""
+    measured = results.attacks
+    if measured is None:
+        return None
+    if not results.attacks_are_current:
+        text = (
+            "Other weights than those this page is about were attacked, so that is left out. "
+            f"Attack these: {measured.command}"
+        )
+        return Section("attacks", "Attacks", text, ())
+    text = (
+        "Inputs moved a little, on purpose, so that the network errs: how accurate it stays, and "
+        f"whether it notices. epsilon, how far an input is moved at most, is in {measured.unit}."
+    )
+    return Section("attacks", "Attacks", text, tuple(figures_attack.drawings(measured)))
 
 
 def _mark(measured: Fidelity, one: Representation) -> str:
@@ -309,6 +340,8 @@ def _commands(results: Results) -> list[str]:
     commands = [results.environment.get("command"), results.evaluation.get("command")]
     if results.fidelity is not None and results.fidelity_is_current:
         commands.append(results.fidelity.command)
+    if results.attacks is not None and results.attacks_are_current:
+        commands.append(results.attacks.command)
     written = [
         shlex.join(map(str, command)) if isinstance(command, list) else str(command)
         for command in commands

@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from covary.covariance import Diagonal
+from covary.moments import Moments
+from covary.report.attack import Attacks, read_attacks
 from covary.report.fidelity import Fidelity, read_fidelity
 from covary.report.files import Array, ReportError, read_arrays, read_json, without_nan
 from covary.uncertainty import scores
@@ -30,6 +33,7 @@ class Part:
     target: Array | None  # (n, k) true values of a regression
     input: Array  # (g, *shape) raw inputs of the gallery
     input_index: Array  # (g,) which samples those are
+    fitted: Array | None = None  # (n,) the score that was fitted to held-out data
 
     def __len__(self) -> int:
         return len(self.mean)
@@ -53,7 +57,8 @@ class Part:
     @cached_property
     def doubt(self) -> Array:
         """(n,) one minus max-softmax, which does not tie inputs that are nearly certain."""
-        return np.asarray(scores.max_softmax(torch.as_tensor(self.mean)))
+        mean = torch.as_tensor(self.mean)
+        return np.asarray(scores.max_softmax(Moments(mean, Diagonal(torch.zeros_like(mean)))))
 
     @cached_property
     def right(self) -> Array:
@@ -97,6 +102,7 @@ class Results:
     environment: Mapping[str, Any]
     evaluation: Mapping[str, Any]  # what else evaluation.json says: command, versions, seed
     fidelity: Fidelity | None  # None if it was not measured
+    attacks: Attacks | None  # None if it was not attacked
 
     @property
     def test(self) -> Part:
@@ -118,6 +124,12 @@ class Results:
         """Whether fidelity was measured, and of the network that the rest of the page is about."""
         weights = self.evaluation.get("weights")
         return self.fidelity is not None and self.fidelity.weights == weights
+
+    @property
+    def attacks_are_current(self) -> bool:
+        """Whether there were attacks, and on the network that the rest of the page is about."""
+        weights = self.evaluation.get("weights")
+        return self.attacks is not None and self.attacks.weights == weights
 
     @property
     def title(self) -> str:
@@ -179,6 +191,7 @@ def read(run_dir: Path) -> Results:
         environment=read_json(environment_file) if environment_file.is_file() else {},
         evaluation=evaluation,
         fidelity=read_fidelity(run_dir),
+        attacks=read_attacks(run_dir),
     )
 
 
@@ -246,4 +259,5 @@ def _part(name: str, arrays: Mapping[str, Array]) -> Part:
         target=None if target is None else target.reshape(len(mean), -1),
         input=_NONE if shown is None or index is None else shown,
         input_index=np.empty(0, dtype=int) if shown is None or index is None else index,
+        fitted=get("fitted"),
     )

@@ -31,6 +31,10 @@ METRICS = {
         "How far the probability of the predicted class is from the accuracy, on average over "
         "bins of inputs. 0 is best.",
     ),
+    "adaptive_ece": (
+        "Calibration error, adaptive",
+        "The same with as many inputs in every bin.",
+    ),
     "entropy": ("Mean entropy", "Entropy of the output covariance, in nats, on average."),
     "entropy_right": (
         "Mean entropy, right",
@@ -68,6 +72,15 @@ METRICS = {
         "Log-likelihood",
         "Logarithm of the predicted Gaussian density at the truth, on average, in nats. Higher is "
         "better.",
+    ),
+    "log_likelihood_standardised": (
+        "Log-likelihood, standardised",
+        "The same in units of the training targets' standard deviation, to compare data sets.",
+    ),
+    "crps": (
+        "CRPS",
+        "Continuous ranked probability score: the absolute error of a whole distribution, in "
+        "units of the target. Lower is better.",
     ),
     "coverage_50": ("Coverage of 50% intervals", "How many hold the truth. It should be 50%."),
     "coverage_90": ("Coverage of 90% intervals", "How many hold the truth. It should be 90%."),

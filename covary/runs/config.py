@@ -31,6 +31,8 @@ _FOR_TABLES = (
     "delimiter",
 )
 TRUNKS = {"lenet": models.lenet}
+# Not "shared": samples would depend on their neighbours.
+PER_SAMPLE = ("full", "tracked", "diagonal")
 PRECISIONS = ("32-true", "64-true", "16-mixed", "bf16-mixed")
 
 
@@ -257,3 +259,17 @@ def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
             _flat(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
         )
     return flat
+
+
+def check_covariance(covariance: str | None, exact_width: int | None, model: ModelConfig) -> str:
+    """How to hold the covariance in evaluation, if it can be held so."""
+    if covariance is None:
+        covariance = "tracked" if model.covariance == "tracked" else "full"
+    if covariance not in PER_SAMPLE:
+        raise ValueError(
+            f"Evaluation gives each sample a covariance of its own: {', '.join(PER_SAMPLE)}; got "
+            f"{covariance!r}."
+        )
+    if exact_width is not None and covariance != "tracked":
+        raise ValueError(f"exact_width is for tracked covariances, not for {covariance} ones.")
+    return covariance

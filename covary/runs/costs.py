@@ -11,68 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
 
-from covary.activations import MomentActivation
-from covary.nn import Activation, BatchNorm1d, Dropout, Lift, Linear, Noise, Rescale
 from covary.runs.directory import Run, RunError
 
 Kind = TypeVar("Kind")
 # Of a pass that is over sooner, the fastest of as many as fit this time is taken.
 _SECONDS_AT_LEAST = 0.02
-
-
-def plain(net: nn.Sequential) -> nn.Sequential:
-    """The conventional network of the same weights: means alone, without noise or covariance."""
-    only_for_covariances = (Lift, Noise, Dropout)
-    return nn.Sequential(
-        *(_plain(layer) for layer in net if not isinstance(layer, only_for_covariances))
-    ).eval()
-
-
-def _plain(layer: nn.Module) -> nn.Module:
-    if isinstance(layer, Linear):
-        bias = layer.bias is not None
-        return _like(nn.Linear(layer.in_features, layer.out_features, bias, device="meta"), layer)
-    if isinstance(layer, BatchNorm1d):
-        affine = layer.weight is not None
-        features, eps = layer.num_features, layer.eps
-        return _like(nn.BatchNorm1d(features, eps, affine=affine, device="meta"), layer)
-    if isinstance(layer, Activation):
-        return _Function(layer.activation)
-    if isinstance(layer, Rescale):
-        return _Rescaled(layer)
-    return layer
-
-
-def _like(empty: nn.Module, layer: nn.Module) -> nn.Module:
-    state = {
-        name: value for name, value in layer.state_dict().items() if name in empty.state_dict()
-    }
-    empty.load_state_dict(state, assign=True)
-    return empty
-
-
-class _Function(nn.Module):
-    """The function whose moments an activation takes."""
-
-    def __init__(self, activation: MomentActivation) -> None:
-        super().__init__()
-        self.function = activation.function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
-class _Rescaled(nn.Module):
-    """Outputs in their original units."""
-
-    def __init__(self, layer: Rescale) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.layer.scale + self.layer.shift
 
 
 def fastest(

@@ -38,6 +38,11 @@ _FILES = (
     "predictions.npz",
     "fidelity.json",
     "fidelity.npz",
+    "calibration.json",
+    "score.safetensors",
+    "score-plain.safetensors",
+    "attack.json",
+    "attack.npz",
     "report.html",
 )
 

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from covary.models import with_covariance
-from covary.moments import Moments
-from covary.nn import Activation, Linear
-from covary.recording import record
-from covary.runs.config import ModelConfig
+from covary.nn import Rescale
+from covary.runs.config import check_covariance
 from covary.runs.directory import Run, environment, weights_digest
+from covary.runs.measuring import SCORE, Arrays, Progress, layer_names, measure
 from covary.runs.samples import foreign_inputs, load_data
 from covary.runs.tracking import known_or_measured, quietly, summary
+from covary.runs.uncertainty import HeldOut, known_or_fitted
 from covary.training.log import without_nan
-from covary.uncertainty import metrics, scores
+from covary.uncertainty import metrics
 
-Arrays = dict[str, np.ndarray]
-Progress = Callable[[Sequence[Any], str], Iterator[Any]]
-# Not "shared": samples would depend on their neighbours.
-PER_SAMPLE = ("full", "tracked", "diagonal")
-_BATCH = 128
-# The entropy of a wide hidden layer takes its eigenvalues: for so many samples, not for all.
-LAYER_SAMPLES = 500
-# Inputs that the report shows, of each of four kinds.
-_GALLERY = 12
+# Large, or of no use to whoever draws: not kept for every sample.
+_NOT_KEPT = ("covariance", "calibrated_covariance", "calibrated_probabilities", "calibrated_mean")
 
 
 def evaluate(
@@ -45,9 +38,11 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure a run on its test data, and on foreign data where they are named.
 
-    Every sample has a covariance of its own, however the network was trained. What comes out is
-    also written to the run's folder: numbers to ``evaluation.json``, and mean, variance and entropy
-    of every sample to ``predictions.npz``.
+    Every sample has a covariance of its own, however the network was trained. Calibration and the
+    fitted score are those that held-out training data gave, fitted first if they were not; numbers
+    without calibration are always there too. What comes out is also written to the run's folder:
+    numbers to ``evaluation.json``, and mean, variance, entropy and fitted score of every sample to
+    ``predictions.npz``.
 
     Args:
         run: a trained run.
@@ -65,7 +60,7 @@ def evaluate(
     config = run.config()
     covariance = check_covariance(covariance, exact_width, config.model)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    net: nn.Module = run.network().to(device)
+    net = run.network().to(device)
     dataset, _ = load_data(config.data, data_dir=data_dir, seed=config.training.seed)
     foreign, notes = foreign_inputs(run, dataset, ood, data_dir=data_dir, seed=seed)
     width = None
@@ -75,13 +70,29 @@ def evaluate(
         width = known.width(asked)
         notes += [*news, summary(known, asked)]
     net = with_covariance(net, covariance, exact_width=width)
-    with quietly():  # the notes have it
-        parts = {"test": _measure(net, dataset.x_test, dataset.y_test, "test", seed, progress)}
-        for name, x in foreign.items():
-            parts[name] = _measure(net, x, None, name, seed, progress)
     classify = config.model.task == "classification"
+    with quietly():  # the notes have it
+        held_out = known_or_fitted(
+            run, net, dataset, covariance=covariance, exact_width=width, progress=progress
+        )
+        notes += held_out.notes
+        parts = {
+            name: measure(
+                net,
+                x,
+                dataset.y_test if name == "test" else None,
+                name,
+                held_out=held_out,
+                classify=classify,
+                seed=seed,
+                progress=progress,
+            )
+            for name, x in {"test": dataset.x_test, **foreign}.items()
+        }
     summarise = classification_metrics if classify else regression_metrics
     results: dict[str, Any] = {"test": summarise(parts["test"])}
+    if not classify:
+        results["test"]["log_likelihood_standardised"] = _standardised(results["test"], net)
     for name, arrays in parts.items():
         if name != "test":
             results[name] = foreign_metrics(arrays, parts["test"], classify=classify)
@@ -98,6 +109,8 @@ def evaluate(
         "weights": weights_digest(net),
         "notes": notes,
         "parts": results,
+        "scores": {name: _score_metrics(arrays, parts["test"]) for name, arrays in parts.items()},
+        "calibration": _calibration(held_out, parts["test"], classify=classify),
         "by_target": {} if classify else _by_target(parts["test"], dataset.targets),
         "separability": _separabilities(parts, classify=classify),
         **environment(started, seed=seed),
@@ -108,48 +121,29 @@ def evaluate(
     return plain
 
 
-def check_covariance(covariance: str | None, exact_width: int | None, model: ModelConfig) -> str:
-    """How to hold the covariance in evaluation, if it can be held so."""
-    if covariance is None:
-        covariance = "tracked" if model.covariance == "tracked" else "full"
-    if covariance not in PER_SAMPLE:
-        raise ValueError(
-            f"Evaluation gives each sample a covariance of its own: {', '.join(PER_SAMPLE)}; got "
-            f"{covariance!r}."
-        )
-    if exact_width is not None and covariance != "tracked":
-        raise ValueError(f"exact_width is for tracked covariances, not for {covariance} ones.")
-    return covariance
-
-
 def _write_predictions(run: Run, parts: dict[str, Arrays]) -> None:
     arrays: dict[str, Any] = {
         f"{part}/{key}": value
         for part, found in parts.items()
         for key, value in found.items()
-        if key != "covariance"  # of all outputs of all samples: large, and not drawn
+        if key not in _NOT_KEPT and not key.startswith(SCORE)
+    } | {
+        f"{part}/fitted": found[SCORE + "fitted"]
+        for part, found in parts.items()
+        if SCORE + "fitted" in found
     }
     run.write_arrays(run.predictions_path.name, arrays)
-
-
-def layer_names(net: nn.Module) -> list[str]:
-    """The layers that entropies are taken of: every activation, and the output."""
-    activations = [name for name, layer in net.named_modules() if isinstance(layer, Activation)]
-    linears = [name for name, layer in net.named_modules() if isinstance(layer, Linear)]
-    return [*activations, linears[-1]]
 
 
 def classification_metrics(arrays: Arrays) -> dict[str, float]:
     """Accuracy, calibration, and how well doubt finds errors, beside what max-softmax does."""
     probabilities, label, entropy = _softmax(arrays["mean"]), arrays["label"], arrays["entropy"]
     wrong = probabilities.argmax(1) != label
-    doubt = _max_softmax(arrays)
+    doubt = arrays[SCORE + "max_softmax"]
     return {
         "samples": len(label),
         "accuracy": 1 - float(wrong.mean()),
-        "nll": metrics.nll(probabilities, label),
-        "brier": metrics.brier(probabilities, label),
-        "ece": metrics.ece(probabilities.max(1), ~wrong),
+        **_probability_metrics(probabilities, label),
         "entropy_right": _average(entropy[~wrong]),
         "entropy_wrong": _average(entropy[wrong]),
         "auroc_entropy": metrics.auroc(entropy[wrong], entropy[~wrong]),
@@ -159,13 +153,25 @@ def classification_metrics(arrays: Arrays) -> dict[str, float]:
     }
 
 
-def regression_metrics(arrays: Arrays) -> dict[str, float]:
-    """Errors, likelihood, and how many targets the intervals hold, in the target's own units."""
-    gap = arrays["target"] - arrays["mean"]
-    stddev = np.sqrt(arrays["variance"].astype(np.float64))
-    likelihood = metrics.gaussian_log_likelihood(
-        arrays["mean"], arrays["covariance"], arrays["target"]
-    )
+def _probability_metrics(probabilities: np.ndarray, label: np.ndarray) -> dict[str, float]:
+    right, confidence = probabilities.argmax(1) == label, probabilities.max(1)
+    return {
+        "nll": metrics.nll(probabilities, label),
+        "brier": metrics.brier(probabilities, label),
+        "ece": metrics.ece(confidence, right),
+        "adaptive_ece": metrics.adaptive_ece(confidence, right),
+    }
+
+
+def regression_metrics(arrays: Arrays, *, before: str = "") -> dict[str, float]:
+    """Errors, likelihood, and how many targets the intervals hold, in the target's own units.
+
+    Of the moments whose names begin with ``before``.
+    """
+    mean, covariance = arrays[f"{before}mean"], arrays[f"{before}covariance"].astype(np.float64)
+    gap = arrays["target"] - mean
+    stddev = np.sqrt(np.diagonal(covariance, axis1=-2, axis2=-1).clip(min=0))
+    likelihood = metrics.gaussian_log_likelihood(mean, covariance, arrays["target"])
     coverages = {
         f"coverage_{level}": metrics.interval_coverage(gap, stddev, level / 100)
         for level in (50, 90, 95)
@@ -176,13 +182,62 @@ def regression_metrics(arrays: Arrays) -> dict[str, float]:
     ]
     return {
         "samples": len(gap),
-        "rmse": math.sqrt(float((gap**2).mean())),
+        "rmse": metrics.rmse(mean, arrays["target"]),
         "mae": float(np.abs(gap).mean()),
         "log_likelihood": float(likelihood.mean()),
+        "crps": metrics.crps_gaussian(mean, stddev, arrays["target"]),
         **coverages,
-        "width_90": float((2 * metrics.normal_quantile(0.9) * stddev).mean()),
+        "width_90": metrics.interval_width(stddev, 0.9),
         "spearman_error": _average(np.array(correlations)),
     }
+
+
+def _standardised(found: dict[str, float], net: nn.Module) -> float:
+    """The log-likelihood in standard deviations of the training targets, as units."""
+    scales = [layer.scale for layer in net.modules() if isinstance(layer, Rescale)]
+    scale = torch.cat(scales).double().cpu().numpy()
+    return float(metrics.standardised_log_likelihood(found["log_likelihood"], scale))
+
+
+def _score_metrics(arrays: Arrays, test: Arrays) -> dict[str, dict[str, float]]:
+    """By score: foreign inputs against those of the test set; of these, wrong against right.
+
+    In regression, where nothing is right or wrong: the rank correlation with the size of errors.
+    """
+    found = {}
+    for key in (key for key in arrays if key.startswith(SCORE)):
+        score, usual = arrays[key], test[key]
+        if arrays is not test:
+            row = _told_apart(score, usual)
+        elif "label" in test:
+            wrong = test["mean"].argmax(1) != test["label"]
+            row = _told_apart(score[wrong], score[~wrong]) | {"aurc": metrics.aurc(score, wrong)}
+        else:
+            size = np.linalg.norm(test["target"] - test["mean"], axis=1)
+            row = {"spearman_error": metrics.rank_correlation(score, size)}
+        found[key.removeprefix(SCORE)] = row
+    return found
+
+
+def _told_apart(positive: np.ndarray, negative: np.ndarray) -> dict[str, float]:
+    return {
+        "auroc": metrics.auroc(positive, negative),
+        "aupr": metrics.aupr(positive, negative),
+        "fpr95": metrics.fpr95(positive, negative),
+    }
+
+
+def _calibration(held_out: HeldOut, test: Arrays, *, classify: bool) -> dict[str, Any] | None:
+    """What held-out data gave, and how good the test set's numbers are with it."""
+    if held_out.calibration is None:
+        return None
+    if classify:
+        after = _probability_metrics(test["calibrated_probabilities"], test["label"])
+    else:
+        after = regression_metrics(test, before="calibrated_")
+    noise = None if held_out.noise is None else list(held_out.noise)
+    about = {"held_out_samples": held_out.samples, "noise": noise, "test": after}
+    return held_out.calibration.to_dict() | about
 
 
 def _by_target(arrays: Arrays, targets: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -205,62 +260,9 @@ def foreign_metrics(arrays: Arrays, test: Arrays, *, classify: bool) -> dict[str
         "auroc_entropy": metrics.auroc(arrays["entropy"], test["entropy"]),
     }
     if classify:
-        found["auroc_max_softmax"] = metrics.auroc(_max_softmax(arrays), _max_softmax(test))
+        doubt, usual = arrays[SCORE + "max_softmax"], test[SCORE + "max_softmax"]
+        found["auroc_max_softmax"] = metrics.auroc(doubt, usual)
     return found
-
-
-@torch.no_grad()
-def _measure(
-    net: nn.Module, x: Tensor, y: Tensor | None, name: str, seed: int, progress: Progress | None
-) -> Arrays:
-    """Mean, variance and entropy of every sample, and the layers' entropies of some."""
-    device = next(net.parameters()).device
-    collected: dict[str, list[np.ndarray]] = {}
-    batches = torch.split(torch.arange(len(x)), _BATCH)
-    for rows in progress(batches, name) if progress else batches:
-        out: Moments = net(x[rows].to(device))
-        found = {"mean": out.mean, "variance": out.variance, "entropy": out.entropy()}
-        if y is not None and y.is_floating_point():
-            found["covariance"] = out.covariance_matrix
-        for key, value in found.items():
-            collected.setdefault(key, []).append(value.cpu().numpy())
-    arrays = {key: np.concatenate(values) for key, values in collected.items()}
-    wrong = np.zeros(len(x), dtype=bool)
-    if y is not None:
-        arrays["target" if y.is_floating_point() else "label"] = y.numpy()
-        if not y.is_floating_point():
-            wrong = arrays["mean"].argmax(1) != arrays["label"]
-    rows = _some_of_each(wrong, LAYER_SAMPLES, seed)
-    arrays["layer_entropy"] = np.full((len(x), len(layer_names(net))), np.nan, dtype=np.float32)
-    chunks = np.array_split(rows, max(1, len(rows) // _BATCH))
-    for some in progress(chunks, f"{name}, by layer") if progress else chunks:
-        with record(net) as layers:
-            net(x[some].to(device))
-        entropies = [layers[layer].entropy().cpu().numpy() for layer in layer_names(net)]
-        arrays["layer_entropy"][some] = np.stack(entropies, 1)
-    gallery = _gallery(arrays["entropy"], wrong)
-    return arrays | {"input": x[gallery].numpy(), "input_index": gallery}
-
-
-def _some_of_each(wrong: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """(k,) rows to look at closely: half of them wrong predictions if there are so many."""
-    order = np.random.default_rng(seed).permutation(len(wrong))
-    few = order[wrong[order]][: count // 2]
-    rest = order[~wrong[order]][: count - len(few)]
-    return np.sort(np.concatenate([few, rest]))
-
-
-def _gallery(entropy: np.ndarray, wrong: np.ndarray) -> np.ndarray:
-    """Rows of the least and most certain samples, of the surest wrong and least sure right ones."""
-    order = np.argsort(entropy, kind="stable")
-    right_order, wrong_order = order[~wrong[order]], order[wrong[order]]
-    chosen = [
-        order[:_GALLERY],
-        order[-_GALLERY:],
-        wrong_order[:_GALLERY],
-        right_order[-_GALLERY:],
-    ]
-    return np.unique(np.concatenate(chosen))
 
 
 def _separabilities(parts: dict[str, Arrays], *, classify: bool) -> dict[str, list[float]]:
@@ -277,15 +279,13 @@ def _separabilities(parts: dict[str, Arrays], *, classify: bool) -> dict[str, li
 
 
 def _by_layer(higher: np.ndarray, lower: np.ndarray) -> list[float]:
-    return [metrics.separability(a, b) for a, b in zip(higher.T, lower.T, strict=True)]
+    """Of the samples whose layers were looked at, which have numbers."""
+    groups = [each[~np.isnan(each).any(1)] for each in (higher, lower)]
+    return [metrics.separability(a, b) for a, b in zip(groups[0].T, groups[1].T, strict=True)]
 
 
 def _softmax(mean: np.ndarray) -> np.ndarray:
     return torch.softmax(torch.as_tensor(mean).double(), -1).numpy()
-
-
-def _max_softmax(arrays: Arrays) -> np.ndarray:
-    return scores.max_softmax(torch.as_tensor(arrays["mean"])).numpy()
 
 
 def _average(values: np.ndarray) -> float:

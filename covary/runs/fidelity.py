@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from covary.baselines import plain
 from covary.models import with_covariance
 from covary.moments import Moments
 from covary.nn.fidelity import Fidelity
 from covary.runs import costs
 from covary.runs.directory import Run, environment, weights_digest
-from covary.runs.evaluation import Progress
+from covary.runs.measuring import Progress
 from covary.runs.samples import foreign_inputs, load_data
 from covary.runs.tracking import known_or_measured, quietly
 from covary.training.log import without_nan
@@ -109,9 +110,9 @@ def measure_fidelity(
         **environment(started, seed=seed),
     }
     run.write_arrays("fidelity.npz", _entropies(found))
-    plain: dict[str, Any] = without_nan(result)
-    run.write_json(run.fidelity_path.name, plain)
-    return plain
+    clean: dict[str, Any] = without_nan(result)
+    run.write_json(run.fidelity_path.name, clean)
+    return clean
 
 
 def _representations(known: Fidelity, asked: int | None) -> list[Representation]:
@@ -180,7 +181,7 @@ def _times_over_plain(
     passes: dict[Representation | None, Callable[[], object]] = {
         kind: partial(_covariances, network, x) for kind, network in networks.items()
     }
-    seconds = costs.fastest({**passes, None: partial(costs.plain(net), x)}, rounds)
+    seconds = costs.fastest({**passes, None: partial(plain(net), x)}, rounds)
     return {kind: seconds[kind] / seconds[None] for kind in kinds}
 
 

@@ -55,7 +55,21 @@ def validation_rows(n: int, config: RunConfig) -> tuple[Tensor, Tensor]:
 def foreign_inputs(
     run: Run, dataset: Dataset, names: Sequence[str], *, data_dir: str | None, seed: int
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Inputs of foreign sets, by what they are called in results, and notes on reading them."""
+    """Inputs foreign to a run, by what they are called in results, and notes on reading them."""
+    config, schema = run.config().data, run.schema()
+    return foreign_sets(config, schema, dataset, names, data_dir=data_dir, seed=seed)
+
+
+def foreign_sets(
+    config: DataConfig,
+    schema: Schema | None,
+    dataset: Dataset,
+    names: Sequence[str],
+    *,
+    data_dir: str | None,
+    seed: int,
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The same for the data of a run that need not be there yet."""
     inputs: dict[str, Tensor] = {}
     notes: list[str] = []
     for name in names:
@@ -64,16 +78,21 @@ def foreign_inputs(
         label = Path(name).name if short else name
         if label in inputs or label == "test":
             raise DataError(f"{label} was named twice, or has the name of another part.")
-        foreign = _foreign(run, dataset, name, data_dir, seed)
+        foreign = _foreign(config, schema, dataset, name, data_dir, seed)
         notes += [f"{label}: {note}" for note in foreign.notes]
         inputs[label] = foreign.x_test
     return inputs, notes
 
 
-def _foreign(run: Run, dataset: Dataset, name: str, data_dir: str | None, seed: int) -> Dataset:
-    config = run.config().data
+def _foreign(
+    config: DataConfig,
+    schema: Schema | None,
+    dataset: Dataset,
+    name: str,
+    data_dir: str | None,
+    seed: int,
+) -> Dataset:
     if DataConfig(name=name).is_table:
-        schema = run.schema()
         if schema is None:
             raise DataError(f"{name} is a table, and {dataset.name} is none: they do not compare.")
         path, encoding, delimiter = Path(name), config.encoding, config.delimiter or None

@@ -1,0 +1,391 @@
+"""What attacks do to a trained classifier, and to the same network without its first noises."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from covary.attacks import Bounds, input_gradient, pgd, signed_step, square
+from covary.data import Dataset
+from covary.models import noise_of, with_covariance, with_noise
+from covary.moments import Moments
+from covary.runs.attack_verdict import DEFENDED, TRAINED, verdict
+from covary.runs.config import PER_SAMPLE, check_covariance
+from covary.runs.directory import Run, environment, weights_digest
+from covary.runs.measuring import Progress
+from covary.runs.samples import load_data
+from covary.runs.tracking import known_or_measured, quietly, summary
+from covary.settings import supervise_covariance
+from covary.training.log import without_nan
+from covary.uncertainty import metrics
+from covary.uncertainty import scores as uncertainty_scores
+
+ATTACKS = ("fgsm", "pgd", "square")
+EPSILONS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
+Arrays = dict[str, np.ndarray]
+# A score of inputs by a network, (B, *shape) -> (B,), higher where it is less sure.
+Score = Callable[[nn.Module, Tensor], Tensor]
+_BATCH = 128
+# Entropies of one row to keep for drawing.
+_KEPT = 1000
+
+
+class _Units(NamedTuple):
+    """What an epsilon of 1 is, in the units of the network's input, and what limits inputs."""
+
+    scale: float | Tensor
+    bounds: Bounds | None
+    words: str
+
+
+@dataclass(frozen=True, eq=False)
+class _Setting:
+    """What is the same for every attack."""
+
+    units: _Units
+    steps: int  # of pgd
+    queries: int  # of square
+    confidence: float  # of square
+    scores: Mapping[str, Score]
+    seed: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Target:
+    """A network to be attacked."""
+
+    name: str
+    net: nn.Module  # what numbers are of
+    search: nn.Module  # cheaper, what attacks of many steps ask
+    clean: Arrays  # what it makes of the inputs as they are
+    gradient: Tensor | None  # of each input, if an attack needs it
+
+
+def attack_run(
+    run: Run,
+    *,
+    epsilons: Sequence[float] = EPSILONS,
+    attacks: Sequence[str] = ATTACKS,
+    samples: int = 1000,
+    square_samples: int = 200,
+    steps: int = 20,
+    queries: int = 300,
+    covariance: str | None = None,
+    search: str = "diagonal",
+    whole_gradient: bool = False,
+    clip: bool = True,
+    scores: Mapping[str, Score] | None = None,
+    data_dir: str | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Attack a run's network on its test data, with more and more strength.
+
+    A Heaviside network is attacked as trained and with ``sigma_1 = sigma_2 = 0``, the paper's
+    defence: without noise its first layers are steps, which have no slope. That hides the gradient
+    from attacks on this network itself, so it is also given what was made on the network as trained
+    (``transfer-fgsm``, ``transfer-pgd``), and attacked by ``square``, which needs no gradient.
+
+    What comes out is also written to the run's folder: numbers to ``attack.json``, entropies of
+    each attack's inputs to ``attack.npz``.
+
+    Args:
+        run: a trained run of a classifier.
+        epsilons: how far inputs are moved at most (maximum norm). Images: in parts of the range of
+            a pixel, so that 0.1 is 25.5 of 255; where pixels are taken to go from -1 to 1, as in
+            the paper's code, the same step has twice the number. Tables: in standard deviations of
+            each column.
+        attacks: of ``"fgsm"``, ``"pgd"`` and ``"square"``.
+        samples: test inputs, at most, chosen by the seed.
+        square_samples: of them, how many at most for ``square``, which is dear.
+        steps: gradients that ``pgd`` follows, from a random start.
+        queries: how often ``square`` asks about each input.
+        covariance: as in ``evaluate``: of the network that all numbers, and the gradient of
+            ``fgsm``, are of.
+        search: how the network that ``pgd`` and ``square`` ask on their way holds its covariance.
+            They attack the mean, of which variances alone give a close estimate at a small part of
+            the cost; what they find is then put to the network itself.
+        whole_gradient: let ``fgsm`` and ``pgd`` also follow how means depend on variances, which
+            makes them stronger. Training (SMUC) and the paper leave that out.
+        clip: keep inputs within what they can be: pixels in their range, columns of tables between
+            their least and largest value.
+        scores: more scores to tell attacked inputs from clean ones by, beside ``entropy`` and
+            ``max_softmax``: name -> function of network and inputs, higher where less sure.
+        data_dir: where data are looked for first.
+        seed: decides which inputs, and all that is random in attacks.
+        progress: wraps what is done step by step, given a name, to show how far it is.
+    """
+    started = datetime.now(timezone.utc)
+    config = run.config()
+    if config.model.task != "classification":
+        raise ValueError(f"Attacks are on classifiers; {run.path} is a {config.model.task}.")
+    strengths = check_epsilons(epsilons)
+    chosen = check_attacks(attacks)
+    for name, count in (("samples", samples), ("square_samples", square_samples)):
+        if count < 1:
+            raise ValueError(f"{name} is a whole number >= 1, got {count}.")
+    covariance = check_covariance(covariance, None, config.model)
+    check_search(search)
+    net: nn.Module = run.network().to("cuda" if torch.cuda.is_available() else "cpu")
+    dataset, _ = load_data(config.data, data_dir=data_dir, seed=config.training.seed)
+    width, notes = None, []
+    if "tracked" in (covariance, search):
+        known, news = known_or_measured(run, net, dataset, progress=progress is not None)
+        width = known.width(config.model.exact_width)
+        notes += [*news, summary(known, config.model.exact_width)]
+    rows = np.random.default_rng(seed).permutation(len(dataset.x_test))[:samples]
+    x, y = dataset.x_test[rows], dataset.y_test[rows]
+    x = x if x.is_floating_point() else x.float()
+    units = _units(dataset, clip=clip)
+    held = [
+        with_covariance(net, kind, exact_width=width if kind == "tracked" else None)
+        for kind in (covariance, search)
+    ]
+    follow = not {"fgsm", "pgd"}.isdisjoint(chosen)
+    noises: dict[str, list[float] | None] = {TRAINED: None}
+    if config.model.activation == "heaviside":
+        noises[DEFENDED] = [0.0, 0.0]
+    # The notes have what a tracked network would warn of.
+    with quietly(), supervise_covariance(whole_gradient):
+        targets = [
+            _target(name, held, noise, x, y, scores or {}, follow=follow)
+            for name, noise in noises.items()
+        ]
+        few = slice(min(square_samples, len(x)))
+        setting = _Setting(
+            units=units,
+            steps=steps,
+            queries=queries,
+            # The network that is asked is not quite the one that is attacked: take no near misses.
+            confidence=0.0 if search == covariance else 1.0,
+            scores=scores or {},
+            seed=seed,
+        )
+        made: list[_Row] = []
+        plan = [(attack, epsilon) for attack in chosen for epsilon in strengths]
+        for attack, epsilon in progress(plan, "attacks") if progress else plan:
+            used = few if attack == "square" else slice(None)
+            made += _attacked(attack, epsilon, targets, x[used], y[used], setting)
+    result: dict[str, Any] = {
+        "dataset": config.data.name,
+        "activation": config.model.activation,
+        "weights": weights_digest(net),
+        "covariance": covariance,
+        "exact_width": width,
+        "search_covariance": search,
+        "samples": len(x),
+        "epsilons": list(strengths),
+        "epsilon_unit": units.words,
+        "clip": clip,
+        "gradient": "means and variances" if whole_gradient else "means",
+        "pgd": {"steps": steps, "step_size": 2.5 / steps, "random_start": True},
+        "square": {"queries": queries, "samples": len(x[few])},
+        "networks": [
+            {
+                "name": target.name,
+                "noise": noise_of(target.net),
+                "accuracy": _accuracy(target.clean, y),
+                "with_gradient": None if target.gradient is None else _nonzero(target.gradient),
+            }
+            for target in targets
+        ],
+        "rows": [row.numbers for row in made],
+        "notes": notes,
+    }
+    result["verdict"] = verdict(result)
+    result |= environment(started, seed=seed)
+    run.write_arrays("attack.npz", {row.name: row.entropy[:_KEPT] for row in made})
+    plain: dict[str, Any] = without_nan(result)
+    run.write_json("attack.json", plain)
+    return plain
+
+
+def check_epsilons(epsilons: Sequence[float]) -> tuple[float, ...]:
+    """In order, each once."""
+    wrong = [value for value in epsilons if not (math.isfinite(value) and value >= 0)]
+    if wrong or not epsilons:
+        got = ", ".join(map(str, wrong)) or "none"
+        raise ValueError(f"Strengths of attacks (epsilon) are finite and >= 0, got {got}.")
+    return tuple(sorted(set(epsilons)))
+
+
+def check_attacks(attacks: Sequence[str]) -> tuple[str, ...]:
+    """In their usual order, each once."""
+    wrong = [name for name in attacks if name not in ATTACKS]
+    if wrong or not attacks:
+        got = ", ".join(map(repr, wrong)) or "none"
+        raise ValueError(f"Known attacks are {', '.join(ATTACKS)}; got {got}.")
+    return tuple(name for name in ATTACKS if name in attacks)
+
+
+def check_search(search: str) -> None:
+    """What an attack asks about one input must not depend on others."""
+    if search not in PER_SAMPLE:
+        raise ValueError(
+            f"Attacks ask a network whose covariance is one of {', '.join(PER_SAMPLE)}, got "
+            f"{search!r}."
+        )
+
+
+def _units(dataset: Dataset, *, clip: bool) -> _Units:
+    if dataset.is_image:
+        words = "parts of the range of a pixel (0.1 is 25.5 of 255)"
+        return _Units(255.0, (0.0, 255.0) if clip else None, words)
+    rows = torch.cat([dataset.x, dataset.x_test])
+    bounds = (rows.amin(0), rows.amax(0)) if clip else None
+    return _Units(dataset.x.std(0, correction=0), bounds, "standard deviations of each column")
+
+
+def _target(
+    name: str,
+    held: Sequence[nn.Module],
+    noise: Sequence[float] | None,
+    x: Tensor,
+    y: Tensor,
+    scores: Mapping[str, Score],
+    *,
+    follow: bool,
+) -> _Target:
+    net, search = (one if noise is None else with_noise(one, noise) for one in held)
+    gradient = input_gradient(net, x, y, batch_size=_BATCH) if follow else None
+    return _Target(name, net, search, _look(net, x, scores), gradient)
+
+
+@torch.no_grad()
+def _look(net: nn.Module, x: Tensor, scores: Mapping[str, Score]) -> Arrays:
+    """Each input's class, confidence and scores, (n,) each."""
+    device = next(net.parameters()).device
+    collected: dict[str, list[np.ndarray]] = {}
+    for some in torch.split(x.to(device), _BATCH):
+        out: Moments = net(some)
+        found = {
+            "class": out.mean.argmax(-1),
+            "confidence": out.mean.double().softmax(-1).amax(-1),
+            "score/entropy": uncertainty_scores.entropy(out),
+            "score/max_softmax": uncertainty_scores.max_softmax(out),
+            **{f"score/{name}": score(net, some) for name, score in scores.items()},
+        }
+        for key, value in found.items():
+            collected.setdefault(key, []).append(value.cpu().numpy())
+    return {key: np.concatenate(values) for key, values in collected.items()}
+
+
+class _Row(NamedTuple):
+    name: str
+    numbers: dict[str, Any]
+    entropy: np.ndarray  # (n,)
+
+
+def _attacked(
+    attack: str,
+    epsilon: float,
+    targets: Sequence[_Target],
+    x: Tensor,
+    y: Tensor,
+    setting: _Setting,
+) -> list[_Row]:
+    """One attack of one strength: on each network itself, and from the first on the others."""
+    made = [_make(attack, epsilon, target, x, y, setting) for target in targets]
+    rows = []
+    for target, own in zip(targets, made, strict=True):
+        rows.append(_row(attack, epsilon, target, own, x, y, setting))
+        if target is not targets[0] and attack != "square":
+            rows.append(_row(f"transfer-{attack}", epsilon, target, made[0], x, y, setting))
+    return rows
+
+
+def _make(
+    attack: str, epsilon: float, target: _Target, x: Tensor, y: Tensor, setting: _Setting
+) -> Tensor:
+    """Attacked inputs, of the shape of x."""
+    if epsilon == 0:
+        return x
+    far, bounds = epsilon * setting.units.scale, setting.units.bounds
+    if attack == "fgsm":
+        assert target.gradient is not None  # the same for every strength
+        return signed_step(x, target.gradient, far, bounds=bounds)
+    # The same random numbers for each strength, so that curves do not jump by chance.
+    generator = torch.Generator().manual_seed(setting.seed)
+    if attack == "pgd":
+        return pgd(
+            target.search,
+            x,
+            y,
+            far,
+            steps=setting.steps,
+            bounds=bounds,
+            generator=generator,
+            batch_size=_BATCH,
+        )
+    return square(
+        target.search,
+        x,
+        y,
+        far,
+        queries=setting.queries,
+        confidence=setting.confidence,
+        bounds=bounds,
+        generator=generator,
+        batch_size=_BATCH,
+    )
+
+
+def _row(
+    attack: str,
+    epsilon: float,
+    target: _Target,
+    attacked: Tensor,
+    x: Tensor,
+    y: Tensor,
+    setting: _Setting,
+) -> _Row:
+    # Attacks on fewer inputs take the first of them.
+    clean = {key: value[: len(x)] for key, value in target.clean.items()}
+    same = torch.equal(attacked, x)
+    found = clean if same else _look(target.net, attacked, setting.scores)
+    numbers = {
+        "attack": attack,
+        "network": target.name,
+        "epsilon": epsilon,
+        "samples": len(y),
+        "accuracy": _accuracy(found, y),
+        "entropy": _statistics(found["score/entropy"]),
+        "max_softmax": _statistics(found["confidence"]),
+        "auroc": {
+            key.removeprefix("score/"): metrics.auroc(found[key], clean[key])
+            for key in found
+            if key.startswith("score/")
+        },
+    }
+    name = f"{attack}/{target.name}/{epsilon:g}"
+    return _Row(name, numbers, found["score/entropy"].astype(np.float32))
+
+
+def _accuracy(found: Arrays, y: Tensor) -> float:
+    return float((found["class"][: len(y)] == y.numpy()).mean())
+
+
+def _nonzero(gradient: Tensor) -> float:
+    """The part of inputs where there is a direction to follow."""
+    return float((gradient != 0).flatten(1).any(1).double().mean())
+
+
+def _statistics(values: np.ndarray) -> dict[str, float]:
+    # A network without any variance has entropy -inf, and no average can take that in.
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return dict.fromkeys(("mean", "median", "lower_quartile", "upper_quartile"), math.nan)
+    lower, median, upper = np.quantile(finite.astype(np.float64), (0.25, 0.5, 0.75))
+    return {
+        "mean": float(finite.mean(dtype=np.float64)),
+        "median": float(median),
+        "lower_quartile": float(lower),
+        "upper_quartile": float(upper),
+    }

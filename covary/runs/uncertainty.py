@@ -1,0 +1,214 @@
+"""What held-out data of a run say about its uncertainty: a calibration, and a fitted score."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from covary.covariance import Full
+from covary.data import Dataset
+from covary.models import with_covariance, with_noise
+from covary.moments import Moments
+from covary.runs.config import RunConfig, check_covariance
+from covary.runs.directory import Run, RunError, weights_digest
+from covary.runs.samples import load_data, validation_rows
+from covary.runs.tracking import known_or_measured, quietly
+from covary.uncertainty.calibration import (
+    LogitCalibration,
+    VarianceCalibration,
+    choose_noise,
+    fit_logits,
+    fit_variance,
+    from_dict,
+)
+from covary.uncertainty.features import FEATURES
+from covary.uncertainty.fidelity import gathered
+from covary.uncertainty.fitted import FittedScore, fit, fit_features
+
+Progress = Callable[[Sequence[Any], str], Iterator[Any]]
+Calibration = LogitCalibration | VarianceCalibration
+# Held-out samples that are looked at: as many as a score of some dozens of features can use.
+_MOST = 6000
+_LEAST = 10
+_TO_CHOOSE_NOISE = 2000
+_TOO_FEW = (
+    "There are too few held-out samples ({}) to calibrate or fit a score with; train with "
+    "--validation 0.1."
+)
+NOISE = ("keep", "one", "per-layer")
+_BATCH = 128
+CALIBRATION = "calibration.json"
+# The name of each score in results, the features it has, and its file.
+SCORES = {
+    "fitted": ("moments", "score.safetensors"),
+    "fitted_plain": ("plain", "score-plain.safetensors"),
+}
+
+
+class HeldOut(NamedTuple):
+    """What was found on held-out data; empty if there were none."""
+
+    calibration: Calibration | None
+    scores: dict[str, FittedScore]
+    samples: int
+    notes: list[str]
+    noise: tuple[float, ...] | None = None  # of the layers, if it was chosen anew
+
+
+def known_or_fitted(
+    run: Run,
+    net: nn.Module,
+    dataset: Dataset,
+    *,
+    covariance: str,
+    exact_width: int | None = None,
+    progress: Progress | None = None,
+) -> HeldOut:
+    """What is in the run's folder if it is of these weights and covariances; else fit it now."""
+    about = _about(net, covariance, exact_width)
+    known = _known(run, about)
+    if known is not None:
+        return known
+    rows = _held_out(run.config(), dataset)
+    if len(rows) < _LEAST:
+        return HeldOut(None, {}, len(rows), [_TOO_FEW.format(len(rows))])
+    return _fitted(run, net, dataset, rows, about, "keep", progress)
+
+
+def calibrate(
+    run: Run,
+    *,
+    covariance: str | None = None,
+    noise: str = "keep",
+    data_dir: str | None = None,
+    progress: Progress | None = None,
+) -> HeldOut:
+    """Fit a run's calibration and scores anew, and keep them in its folder.
+
+    Only training data that were held out from training are looked at, with their labels for the
+    calibration.
+
+    Args:
+        run: a trained run.
+        covariance: how it is held, as in ``evaluate``.
+        noise: of the calibrated network. ``"keep"`` that of training, or choose by the likelihood
+            of held-out data: ``"one"`` for all layers, or ``"per-layer"``.
+        data_dir: where data are looked for first.
+        progress: wraps the batches, given a name, to show how far it is.
+    """
+    if noise not in NOISE:
+        raise ValueError(f"Unknown choice of noise {noise!r}; known are {', '.join(NOISE)}.")
+    config = run.config()
+    kind = check_covariance(covariance, None, config.model)
+    dataset, _ = load_data(config.data, data_dir=data_dir, seed=config.training.seed)
+    rows = _held_out(config, dataset)
+    if len(rows) < _LEAST:
+        raise RunError(_TOO_FEW.format(len(rows)))
+    net: nn.Module = run.network()
+    width = None
+    if kind == "tracked":
+        known, _ = known_or_measured(run, net, dataset, progress=progress is not None)
+        width = known.width(config.model.exact_width)
+    net = with_covariance(net, kind, exact_width=width)
+    with quietly():
+        return _fitted(run, net, dataset, rows, _about(net, kind, width), noise, progress)
+
+
+def _held_out(config: RunConfig, dataset: Dataset) -> Tensor:
+    return validation_rows(len(dataset.x), config)[0][:_MOST].sort().values
+
+
+def _about(net: nn.Module, covariance: str, exact_width: int | None) -> dict[str, str]:
+    held = covariance if exact_width is None else f"{covariance}, exact_width {exact_width}"
+    return {"weights": weights_digest(net), "covariance": held}
+
+
+def _fitted(
+    run: Run,
+    net: nn.Module,
+    dataset: Dataset,
+    rows: Tensor,
+    about: dict[str, str],
+    noise: str,
+    progress: Progress | None,
+) -> HeldOut:
+    """Calibration and scores of a network, fitted and kept."""
+    classify = run.config().model.task == "classification"
+    x, y = dataset.x[rows], dataset.y[rows]
+    device = next(net.parameters()).device
+    values, moments = _looked_at(net, x, progress)
+    scores: dict[str, FittedScore] = {}
+    notes = []
+    classes = moments.mean.shape[-1] if classify else 1
+    try:
+        scores["fitted"] = fit_features(values, moments.mean, classes=classes, features="moments")
+        scores["fitted_plain"] = fit(net, x.to(device), features="plain", classify=classify)
+    except ValueError as error:  # too few samples for so many features
+        notes.append(f"No score was fitted: {error}")
+    chosen = None
+    if noise != "keep":
+        some = slice(_TO_CHOOSE_NOISE)
+        per_layer = noise == "per-layer"
+        choice = choose_noise(net, x[some].to(device), y[some].to(device), per_layer=per_layer)
+        chosen = choice.noise
+        moments = _looked_at(with_noise(net, chosen), x, progress)[1]
+    calibration: Calibration = fit_logits(moments, y) if classify else fit_variance(moments, y)
+    fitted = HeldOut(calibration, scores, len(x), notes, chosen)
+    _write(run, fitted, about)
+    return fitted
+
+
+@torch.no_grad()
+def _looked_at(net: nn.Module, x: Tensor, progress: Progress | None) -> tuple[Tensor, Moments]:
+    """Features (n, d) of all layers, and the moments of the output, on the CPU."""
+    kind = FEATURES["moments"]
+    device = next(net.parameters()).device
+    outs, values = [], []
+    batches = torch.split(x, _BATCH)
+    with kind.watch(net) as seen:
+        for some in progress(batches, "held-out data") if progress else batches:
+            out: Moments = net(some.to(device))
+            values.append(kind.of(seen, out).cpu())
+            outs.append(gathered([out]))
+    whole = gathered(outs)
+    matrix = whole.covariance_matrix.cpu()
+    return torch.cat(values), Moments(whole.mean.cpu(), Full(matrix, matrix.new_zeros(1, 1)))
+
+
+def _write(run: Run, fitted: HeldOut, about: dict[str, str]) -> None:
+    assert fitted.calibration is not None
+    content = {
+        **fitted.calibration.to_dict(),
+        "noise": None if fitted.noise is None else list(fitted.noise),
+        "samples": fitted.samples,
+        "notes": fitted.notes,
+        **about,
+    }
+    run.write_json(CALIBRATION, content)
+    for name, (_, file) in SCORES.items():
+        if name in fitted.scores:
+            fitted.scores[name].save(run.path / file, **about)
+        else:
+            (run.path / file).unlink(missing_ok=True)
+
+
+def _known(run: Run, about: dict[str, str]) -> HeldOut | None:
+    path = run.path / CALIBRATION
+    if not path.exists():
+        return None
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if any(content.get(key) != value for key, value in about.items()):
+        return None
+    scores = {}
+    for name, (_, file) in SCORES.items():
+        if (run.path / file).exists():
+            score, told = FittedScore.load_with(run.path / file)
+            if told != about:
+                return None
+            scores[name] = score
+    noise = None if content["noise"] is None else tuple(content["noise"])
+    return HeldOut(from_dict(content), scores, content["samples"], content["notes"], noise)

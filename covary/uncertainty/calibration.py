@@ -1,0 +1,432 @@
+"""Calibration: the few numbers that held-out data say about a network's uncertainty.
+
+A calibration is one more layer, Moments -> Moments, put behind a network that stays as it is. It
+never changes what is predicted (a mean, or the order of the classes' means), only how sure that is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from covary.covariance import Full
+from covary.models import noise_of, with_noise
+from covary.moments import Moments
+from covary.uncertainty.fidelity import gathered
+from covary.uncertainty.scores import expected_softmax
+
+# What ``choose_noise`` tries: standard deviations, in those of the network's input.
+CANDIDATES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
+# The least offset, in mean squared errors: samples that are hit exactly with no variance of their
+# own would have an infinite density otherwise.
+_LEAST_OFFSET = 1e-8
+# The least error to reckon with, in the size of the targets: below it is round-off.
+_LEAST_ERROR = 1e-6
+# How far logarithms of temperatures, scales and offsets are searched.
+_WIDEST = 18.0
+# What is added to the diagonal of a covariance of several targets, in average variances.
+_ROUND_OFF = 1e-10
+# How often choose_noise goes through the layers.
+_ROUNDS = 5
+
+
+class VarianceCalibration(nn.Module):
+    """C -> scale C + diag(offset): for regression. The mean stays.
+
+    ``scale`` makes up for a level of noise that says nothing about the size of errors, ``offset``
+    adds what every target has of its own: noise that no network can predict. An offset alone
+    (scale 0) is a constant variance.
+
+    Args:
+        scale: 0 or more.
+        offset: one number of 0 or more, or one for each of t targets, in target units squared.
+
+    Examples:
+        >>> import covary, torch
+        >>> net = covary.mlp([4, 8, 1], noise=0.2)
+        >>> calibrated = torch.nn.Sequential(net, VarianceCalibration(2.0, 0.1))
+        >>> x = torch.ones(3, 4)
+        >>> torch.allclose(calibrated(x).variance, 2 * net(x).variance + 0.1)
+        True
+    """
+
+    scale: Tensor
+    offset: Tensor
+
+    def __init__(self, scale: float, offset: float | Sequence[float]) -> None:
+        super().__init__()
+        offsets = [offset] if isinstance(offset, int | float) else list(offset)
+        for name, values in (("scale", [scale]), ("offset", offsets)):
+            if not all(math.isfinite(value) and value >= 0 for value in values) or not values:
+                raise ValueError(
+                    f"VarianceCalibration needs a finite {name} >= 0, got "
+                    f"{scale if name == 'scale' else offset}."
+                )
+        self.register_buffer("scale", torch.tensor(float(scale), dtype=torch.float64))
+        self.register_buffer("offset", torch.tensor(offsets, dtype=torch.float64))
+
+    def forward(self, moments: Moments) -> Moments:
+        """The calibrated moments of t targets."""
+        matrix = moments.cov.dense()
+        t = matrix.shape[-1]
+        if len(self.offset) not in (1, t):
+            raise ValueError(
+                f"This calibration is for {len(self.offset)} targets, got moments of {t}."
+            )
+        offset = self.offset.to(matrix.dtype).expand(t)
+        return _formed(moments.mean, self.scale.to(matrix.dtype) * matrix + torch.diag(offset))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its numbers, for JSON."""
+        return {"kind": "variance", "scale": self.scale.item(), "offset": self.offset.tolist()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> VarianceCalibration:
+        """What ``to_dict`` gave."""
+        return cls(*_values(values, "variance", "scale", "offset"))
+
+    def extra_repr(self) -> str:
+        """Its numbers."""
+        return f"scale={self.scale.item():.4g}, offset={_short(self.offset)}"
+
+
+class LogitCalibration(nn.Module):
+    """Mean / T, and C scale / T^2: for classification. The most likely class stays.
+
+    ``temperature`` T sharpens or softens all predictions alike, as is usual; ``scale`` says how
+    much of the covariance is to be believed.
+
+    Args:
+        temperature: more than 0.
+        scale: 0 or more.
+    """
+
+    temperature: Tensor
+    scale: Tensor
+
+    def __init__(self, temperature: float, scale: float) -> None:
+        super().__init__()
+        if not (math.isfinite(temperature) and temperature > 0):
+            raise ValueError(f"LogitCalibration needs a temperature > 0, got {temperature}.")
+        if not (math.isfinite(scale) and scale >= 0):
+            raise ValueError(f"LogitCalibration needs a finite scale >= 0, got {scale}.")
+        self.register_buffer("temperature", torch.tensor(float(temperature), dtype=torch.float64))
+        self.register_buffer("scale", torch.tensor(float(scale), dtype=torch.float64))
+
+    def forward(self, moments: Moments) -> Moments:
+        """The calibrated moments of the logits."""
+        return _tempered(moments, self.temperature, self.scale)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its numbers, for JSON."""
+        return {
+            "kind": "logits",
+            "temperature": self.temperature.item(),
+            "scale": self.scale.item(),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> LogitCalibration:
+        """What ``to_dict`` gave."""
+        return cls(*_values(values, "logits", "temperature", "scale"))
+
+    def extra_repr(self) -> str:
+        """Its numbers."""
+        return f"temperature={self.temperature.item():.4g}, scale={self.scale.item():.4g}"
+
+
+def from_dict(values: Mapping[str, Any]) -> VarianceCalibration | LogitCalibration:
+    """The calibration of either kind whose ``to_dict`` gave this."""
+    kind = values.get("kind")
+    if kind == "variance":
+        return VarianceCalibration.from_dict(values)
+    if kind == "logits":
+        return LogitCalibration.from_dict(values)
+    raise ValueError(f"Unknown kind of calibration {kind!r}; known are variance and logits.")
+
+
+def fit_variance(moments: Moments, target: Tensor) -> VarianceCalibration:
+    """The calibration under which targets (n, t) are most likely: one scale, t offsets.
+
+    Maximises the average of log N(target; mean, scale C + diag(offset)), with the whole covariance
+    of several targets. Take data that the network was not trained on: errors are too small where it
+    was. Where there is no covariance to scale, the scale is 1 and the offsets are mean squared
+    errors. Offsets are at least 1e-8 mean squared errors.
+
+    Args:
+        moments: of n samples, 2 or more.
+        target: (n, t), in the units of the moments.
+    """
+    mean, matrix = _known(moments, "fit_variance")
+    target = target.detach().to(mean)
+    if target.shape != mean.shape:
+        raise ValueError(
+            f"fit_variance needs targets of the mean's shape {tuple(mean.shape)}, got "
+            f"{tuple(target.shape)}."
+        )
+    if not target.isfinite().all():
+        raise ValueError(
+            f"fit_variance got {int((~target.isfinite()).sum())} targets that are not finite. "
+            "Leave these samples out."
+        )
+    size = torch.maximum(target.std(0), target.abs().mean(0))
+    size = torch.where(size > 0, size, 1.0)
+    error = (target - mean).square().mean(0).sqrt()
+    # In units of the errors, where all numbers are of the order of 1.
+    unit = torch.maximum(error, _LEAST_ERROR * size)
+    residual, matrix = (target - mean) / unit, matrix / (unit[:, None] * unit)
+    level = matrix.diagonal(dim1=-2, dim2=-1).mean().item()
+    t = mean.shape[-1]
+    if level == 0:
+        return VarianceCalibration(1.0, unit.square().tolist())
+
+    def calibrated(logs: Tensor) -> tuple[Tensor, Tensor]:
+        return logs[0].exp() / level, logs[1:].exp() + _LEAST_OFFSET
+
+    def loss(logs: Tensor) -> Tensor:
+        scale, offset = calibrated(logs)
+        return -_log_density(residual, scale * matrix, offset).mean()
+
+    # Nearly all of it from the network, half, or none; or as the network has it.
+    starts = [[0.0, -8.0], [-0.7, -0.7], [-8.0, 0.0], [math.log(level), -2.0]]
+    best = _minimum(loss, [[scale, *[offset] * t] for scale, offset in starts])
+    scale, offset = calibrated(best)
+    return VarianceCalibration(scale.item(), (offset * unit.square()).tolist())
+
+
+def fit_logits(moments: Moments, labels: Tensor) -> LogitCalibration:
+    """The calibration under which labels (n,) are most likely, or nearly so.
+
+    Minimises the average negative log-probability of the labels under
+    ``covary.uncertainty.scores.expected_softmax`` (deterministic), on data that the network was not
+    trained on. A standard normal prior on the logarithms of temperature and scale, which weighs
+    as much as one sample, keeps both finite where all labels are right, and near 1 where samples
+    are few. Where there is no covariance to scale, the scale is 1.
+
+    Args:
+        moments: of the logits of n samples, 2 or more.
+        labels: (n,) the index of each sample's class.
+    """
+    mean, matrix = _known(moments, "fit_logits")
+    labels = labels.detach().to(mean.device)
+    if labels.shape != mean.shape[:1] or labels.is_floating_point():
+        raise ValueError(
+            f"fit_logits needs {len(mean)} labels (whole numbers, one for each sample), got "
+            f"{tuple(labels.shape)} of {labels.dtype}."
+        )
+    if labels.min() < 0 or labels.max() >= mean.shape[-1]:
+        raise ValueError(
+            f"fit_logits needs labels from 0 to {mean.shape[-1] - 1}, got {int(labels.min())} to "
+            f"{int(labels.max())}."
+        )
+    known = _formed(mean, matrix)
+    varies = bool(matrix.diagonal(dim1=-2, dim2=-1).max() > 0)
+
+    def loss(logs: Tensor) -> Tensor:
+        temperature, scale = logs[0].exp(), (logs[1].exp() if varies else logs.new_ones(()))
+        probabilities = expected_softmax(_tempered(known, temperature, scale))
+        chosen = probabilities.gather(-1, labels[:, None].long())
+        likely = chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log().mean()
+        return logs.square().sum() / (2 * len(labels)) - likely
+
+    # As the network has it, and with little of its covariance or much.
+    starts = [[0.0, 0.0], [0.0, -3.0], [0.5, 2.0]] if varies else [[0.0, 0.0]]
+    best = _minimum(loss, starts)
+    return LogitCalibration(best[0].exp().item(), best[1].exp().item() if varies else 1.0)
+
+
+class NoiseChoice(NamedTuple):
+    """The noise of each noisy layer, the input's first, and the score of all that were tried."""
+
+    noise: tuple[float, ...]
+    scores: dict[tuple[float, ...], float]
+
+
+def choose_noise(
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    candidates: Sequence[float] = CANDIDATES,
+    per_layer: bool = False,
+    score: Callable[[Moments, Tensor], float] | None = None,
+    batch_size: int = 1024,
+) -> NoiseChoice:
+    """The noise with which a trained network does best on held-out data; it is not trained again.
+
+    Noise moves the mean too, if less, so a network does best near the noise that it was trained
+    with; its own noise is therefore always among those tried.
+
+    Args:
+        net: with ``covary.nn.Lift``, in whatever mode; it stays as it is.
+        x: held-out inputs (n, ...).
+        y: their targets (n, t), or labels (n,).
+        candidates: sigmas to try, the same for all layers.
+        per_layer: after the best common noise, try them layer by layer, from the input on, until a
+            whole round changes nothing (at most 5 rounds).
+        score: moments and y -> how good they are, higher is better. By default the average log
+            density of targets after ``fit_variance``, or the average log-probability of labels
+            after ``fit_logits``.
+        batch_size: samples to compute at a time.
+
+    Returns:
+        The noise for ``covary.with_noise``; of equally good ones, the least.
+    """
+    layers = len(noise_of(net))
+    if not candidates:
+        raise ValueError("choose_noise needs one candidate at least, got none.")
+    rate = score or _calibrated_score
+    scores: dict[tuple[float, ...], float] = {}
+
+    def score_of(noise: tuple[float, ...]) -> float:
+        if noise not in scores:
+            quiet = with_noise(net, noise).eval()
+            with torch.no_grad():
+                out = gathered([quiet(some) for some in torch.split(x, batch_size)])
+                scores[noise] = float(rate(out, y))
+        return scores[noise]
+
+    def best_of(noises: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+        # What is no number is never the best.
+        return max(
+            sorted(noises), key=lambda noise: (not math.isnan(score_of(noise)), score_of(noise))
+        )
+
+    own = tuple(noise_of(net))
+    best = best_of([own, *((float(sigma),) * layers for sigma in candidates)])
+    for _ in range(_ROUNDS if per_layer else 0):
+        before = best
+        for layer in range(layers):
+            best = best_of(
+                [best, *((*best[:layer], float(each), *best[layer + 1 :]) for each in candidates)]
+            )
+        if best == before:
+            break
+    return NoiseChoice(best, scores)
+
+
+def combined(members: Moments | Sequence[Moments]) -> Moments:
+    """The moments of an ensemble: of a draw from a member that is drawn itself.
+
+    The mean of the means; the mean of the covariances, and on top of it the covariance of the
+    means: where members disagree, none is sure.
+
+    Args:
+        members: Moments with R in front, as ``covary.replicas.Replicas`` give them, or R Moments.
+    """
+    if isinstance(members, Moments):
+        means, matrices = members.mean, members.covariance_matrix
+        if means.dim() < 3:
+            raise ValueError(
+                f"combined needs means of shape (members, batch, units), got {tuple(means.shape)}; "
+                "or a list of Moments."
+            )
+    else:
+        if len(members) == 0:
+            raise ValueError("combined needs one member at least, got none.")
+        means = torch.stack([member.mean for member in members])
+        matrices = torch.stack([member.covariance_matrix for member in members])
+    mean = means.mean(0)
+    gap = means - mean
+    spread = torch.einsum("r...i,r...j->...ij", gap, gap) / len(means)
+    return _formed(mean, matrices.mean(0) + spread)
+
+
+def _formed(mean: Tensor, matrix: Tensor) -> Moments:
+    return Moments(mean, Full(matrix, added=matrix.new_zeros(1, 1)))
+
+
+def _tempered(moments: Moments, temperature: Tensor, scale: Tensor) -> Moments:
+    temperature, scale = temperature.to(moments.mean.dtype), scale.to(moments.mean.dtype)
+    matrix = moments.cov.dense() * (scale / temperature.square())
+    return _formed(moments.mean / temperature, matrix)
+
+
+def _known(moments: Moments, name: str) -> tuple[Tensor, Tensor]:
+    """Mean (n, t) and covariance (n, t, t) in double precision, if they are numbers."""
+    mean = moments.mean.detach().double()
+    if mean.dim() != 2 or len(mean) < 2:
+        raise ValueError(
+            f"{name} needs a mean of shape (samples, units) with 2 samples or more, got "
+            f"{tuple(mean.shape)}."
+        )
+    matrix = moments.covariance_matrix.detach().double()
+    finite = mean.isfinite().all(-1) & matrix.isfinite().all(-1).all(-1)
+    if not finite.all():
+        first = int((~finite).nonzero()[0])
+        raise ValueError(
+            f"{name} got moments that are not finite for {int((~finite).sum())} of {len(mean)} "
+            f"samples (the first at index {first}). Leave these samples out."
+        )
+    return mean, matrix
+
+
+def _log_density(residual: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
+    """(n,) log N(residual; 0, matrix + diag(offset)) of (n, t), (n, t, t), (t,)."""
+    t = residual.shape[-1]
+    if t == 1:
+        var = matrix[..., 0].clamp(min=0) + offset
+        total = (residual.square() / var + var.log()).sum(-1)
+    else:
+        # Round-off can leave a singular matrix with eigenvalues below 0.
+        least = _ROUND_OFF * matrix.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
+        factor = torch.linalg.cholesky(matrix + torch.diag_embed(offset + least))
+        white = torch.linalg.solve_triangular(factor, residual[..., None], upper=False)[..., 0]
+        total = (white.square() + 2 * factor.diagonal(dim1=-2, dim2=-1).log()).sum(-1)
+    return -0.5 * (total + t * math.log(2 * math.pi))
+
+
+def _calibrated_score(moments: Moments, y: Tensor) -> float:
+    """How likely targets or labels are once the moments are calibrated on them."""
+    if y.is_floating_point():
+        mean, matrix = _known(fit_variance(moments, y)(moments), "choose_noise")
+        nothing = mean.new_zeros(mean.shape[-1])
+        return _log_density(y.to(mean) - mean, matrix, nothing).mean().item()
+    probabilities = expected_softmax(fit_logits(moments, y)(moments)).double()
+    chosen = probabilities.gather(-1, y[:, None].long())
+    return chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log().mean().item()
+
+
+def _minimum(function: Callable[[Tensor], Tensor], starts: Sequence[Sequence[float]]) -> Tensor:
+    """Where a smooth function of logarithms is lowest, by L-BFGS from each of the starts."""
+    best, lowest = torch.tensor(starts[0], dtype=torch.float64), math.inf
+    for start in starts:
+        place = torch.tensor(start, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.LBFGS(
+            [place],
+            max_iter=100,
+            tolerance_grad=1e-8,
+            tolerance_change=1e-11,
+            line_search_fn="strong_wolfe",
+        )
+
+        def closure(place: Tensor = place, optimizer: Any = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            value = function(place.clamp(-_WIDEST, _WIDEST))
+            value.backward()  # type: ignore[no-untyped-call]
+            return value
+
+        with torch.enable_grad():
+            optimizer.step(closure)  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            found = place.detach().clamp(-_WIDEST, _WIDEST)
+            value = function(found).item()
+        if value < lowest:
+            best, lowest = found, value
+    return best
+
+
+def _values(values: Mapping[str, Any], kind: str, *names: str) -> list[Any]:
+    if values.get("kind", kind) != kind or not all(name in values for name in names):
+        raise ValueError(
+            f"A calibration of kind {kind!r} needs {' and '.join(names)}, got {dict(values)}."
+        )
+    return [values[name] for name in names]
+
+
+def _short(values: Tensor) -> str:
+    return ", ".join(f"{value:.4g}" for value in values.tolist())

@@ -1,0 +1,183 @@
+"""What the layers of a network look like for a sample: a few numbers from each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from covary.models import noise_of, with_covariance, with_noise
+from covary.moments import Moments
+from covary.nn import Activation, Linear
+
+Value = TypeVar("Value")
+
+# Nothing may be infinitely far from what is usual: logarithms of 0 stop here.
+_TINY = 1e-30
+_LEAST_ENTROPY = -1e4
+
+
+@dataclass
+class Watched(Generic[Value]):
+    """What went into and came out of every hidden activation, in order, in the last pass."""
+
+    before: list[Value] = field(default_factory=list)
+    after: list[Value] = field(default_factory=list)
+
+
+@contextmanager
+def watch_moments(net: nn.Module) -> Iterator[Watched[Moments]]:
+    """Within this block, the moments that pass through the network's activations are kept."""
+    seen: Watched[Moments] = Watched()
+
+    def keep(_: nn.Module, inputs: tuple[Moments, ...], output: Moments) -> None:
+        seen.before.append(inputs[0])
+        seen.after.append(output)
+
+    activations = [layer for layer in net.modules() if isinstance(layer, Activation)]
+    with _hooked(net, activations, seen, keep):
+        yield seen
+
+
+@contextmanager
+def watch_means(net: nn.Module) -> Iterator[Watched[Tensor]]:
+    """The same for what any network, conventional or not, has between its linear layers.
+
+    What one of them gives goes into an activation, what the next one takes came out of it.
+    """
+    seen: Watched[Tensor] = Watched()
+    layers = [layer for layer in net.modules() if isinstance(layer, nn.Linear | Linear)]
+
+    def keep(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if layer is not layers[0]:
+            seen.after.append(mean_of(inputs[0]))
+        if layer is not layers[-1]:
+            seen.before.append(mean_of(output))
+
+    with _hooked(net, layers, seen, keep):
+        yield seen
+
+
+@contextmanager
+def _hooked(
+    net: nn.Module,
+    layers: Sequence[nn.Module],
+    seen: Watched[Any],
+    keep: Callable[[nn.Module, Any, Any], None],
+) -> Iterator[None]:
+    def clear(_: nn.Module, __: Any) -> None:
+        seen.before.clear()
+        seen.after.clear()
+
+    hooks = [layer.register_forward_hook(keep) for layer in layers]
+    hooks.append(net.register_forward_pre_hook(clear))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def mean_of(out: Moments | Tensor) -> Tensor:
+    """The mean of moments; what a conventional network gives is its own mean."""
+    return out.mean if isinstance(out, Moments) else out
+
+
+def of_moments(seen: Watched[Moments], out: Moments) -> Tensor:
+    """(B, 3 L + 2 or 4) float64, of L activations and the output.
+
+    Of each activation: log-trace of what comes out, log-norm of its mean, and the log of
+    ``mean_i |mu_i| / s_i`` of what goes in: how far units are from their threshold, in standard
+    deviations of their own. Of the output: log-trace and entropy, log-norm of the mean, and, of
+    two outputs or more, the log-margin.
+    """
+    columns = []
+    for before, after in zip(seen.before, seen.after, strict=True):
+        # What activations take: of tracked covariances, variances that need no sweep.
+        deviation = before.cov.unit_variance.double().clamp(min=_TINY).sqrt()
+        columns += [
+            _log(after.cov.unit_variance.double().sum(-1).expand(len(out.mean))),
+            _log(after.mean.double().norm(dim=-1)),
+            _log((before.mean.double().abs() / deviation).mean(-1)),
+        ]
+    columns += [
+        _log(out.variance.double().sum(-1)),
+        out.entropy().double().clamp(min=_LEAST_ENTROPY),
+    ]
+    return torch.stack([*columns, *_of_mean(out.mean)], -1)
+
+
+def of_means(seen: Watched[Tensor], out: Moments | Tensor) -> Tensor:
+    """(B, 4 L + 1 or 2) float64, of L activations and the output: what a plain network has.
+
+    Of each activation: log-norm of what comes out, the fraction of units above their threshold,
+    and log-norm and log of the average size of what goes in. Of the output: log-norm and, of two
+    outputs or more, the log-margin. No covariance is looked at.
+    """
+    columns = []
+    for before, after in zip(seen.before, seen.after, strict=True):
+        size = before.double()
+        columns += [
+            _log(after.double().norm(dim=-1)),
+            (size > 0).double().mean(-1),
+            _log(size.norm(dim=-1)),
+            _log(size.abs().mean(-1)),
+        ]
+    return torch.stack([*columns, *_of_mean(mean_of(out))], -1)
+
+
+def without_noise(net: nn.Module) -> nn.Module:
+    """The same weights as a plain network: no noise, so no covariance; a twin of ``net``.
+
+    A network that has no moments is plain already.
+    """
+    if not noise_of(net):
+        return net
+    return with_covariance(with_noise(net, 0.0), "diagonal").eval()
+
+
+@dataclass(frozen=True)
+class Features:
+    """Which network is looked at, where, and what is taken from there."""
+
+    network: Callable[[nn.Module], nn.Module]
+    watch: Callable[[nn.Module], AbstractContextManager[Watched[Any]]]
+    of: Callable[[Watched[Any], Any], Tensor]
+
+
+FEATURES = {
+    "moments": Features(lambda net: net, watch_moments, of_moments),
+    "plain": Features(without_noise, watch_means, of_means),
+}
+
+
+def check_features(name: str | None, net: nn.Module) -> str:
+    """Which features to take of this network; by default all that it has."""
+    if name is None:
+        return "moments" if noise_of(net) else "plain"
+    if name not in FEATURES:
+        raise ValueError(f"Unknown features {name!r}; known are {', '.join(FEATURES)}.")
+    if name == "moments" and not noise_of(net):
+        raise ValueError(
+            "A network without covary.nn.Lift has no moments to look at: features='plain'."
+        )
+    return name
+
+
+def log_margin(mean: Tensor) -> Tensor:
+    """(B,) log of the distance between the two largest outputs (B, n)."""
+    largest = mean.double().topk(2, dim=-1).values
+    return _log(largest[..., 0] - largest[..., 1])
+
+
+def _of_mean(mean: Tensor) -> list[Tensor]:
+    norm = _log(mean.double().norm(dim=-1))
+    return [norm] if mean.shape[-1] < 2 else [norm, log_margin(mean)]
+
+
+def _log(value: Tensor) -> Tensor:
+    return value.clamp(min=_TINY).log()

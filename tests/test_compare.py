@@ -1,0 +1,322 @@
+"""``covary compare``: what it trains once, measures alike, keeps, and says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from covary import runs
+from covary.baselines import Prediction
+from covary.cli import app
+from covary.cli.compare import _listed, _shown
+from covary.data import DataError
+from covary.runs import DataConfig, Run, RunError
+from covary.runs import compare as comparison
+from covary.runs.compare import compare, method_names
+from covary.runs.compare_metrics import regression_rows, summarised
+from covary.runs.compare_training import CompareConfig, Workshop, member_seed
+from covary.runs.training import resolve
+from covary.training import Silent
+
+QUICK = CompareConfig(members=2, samples=3, attacked=30)
+TINY = {"hidden": (8,), "epochs": 1, "batch_size": 128}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_timing():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparison, "_ROUNDS", 1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def classified(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("classified") / "it"
+    data = DataConfig(name="digits")
+    result = compare(data, out=out, seeds=(0, 1), chosen=TINY, settings=QUICK, ood=("digits",))
+    return out, result
+
+
+@pytest.fixture(scope="module")
+def regressed(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("regressed") / "it"
+    return out, compare(
+        DataConfig(name="diabetes"), out=out, seeds=(0,), chosen=TINY, settings=QUICK
+    )
+
+
+@pytest.fixture
+def untrained(monkeypatch):
+    """Nothing may be trained any more."""
+
+    def fail(*_args: Any, **_kwargs: Any) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(runs.compare_training, "fit", fail)
+
+
+def again(out: Path, data: str = "digits", **more: Any) -> dict[str, Any]:
+    known: dict[str, Any] = {"seeds": (0, 1), "chosen": TINY, "settings": QUICK, "resume": True}
+    return compare(DataConfig(name=data), out=out, **known | more)
+
+
+def test_every_method_has_its_rows(classified, regressed):
+    found = [(row["method"], row["score"]) for row in classified[1]["rows"]]
+    assert found == [
+        ("MNN", "entropy"),
+        ("MNN", "max_softmax"),
+        ("MNN, fitted", "fitted"),
+        ("MNN, calibrated", "expected_max"),
+        ("plain", "max_probability"),
+        ("plain, fitted", "fitted"),
+        ("plain, calibrated", "expected_max"),
+        ("MC dropout", "max_probability"),
+        ("MC dropout", "mutual_information"),
+        ("MC dropout, calibrated", "expected_max"),
+        ("deep ensemble", "max_probability"),
+        ("deep ensemble", "mutual_information"),
+        ("deep ensemble, calibrated", "expected_max"),
+        ("last-layer Laplace", "expected_max"),
+    ]
+    assert [row["method"] for row in regressed[1]["rows"]] == [
+        "MNN",
+        "MNN, calibrated",
+        "plain",
+        "MC dropout",
+        "mean and variance",
+        "mean and variance, calibrated",
+        "deep ensemble",
+        "deep ensemble, calibrated",
+        "MNN, SMSC",
+        "MNN, SMSC, calibrated",
+        "last-layer Laplace",
+        "last-layer Laplace, calibrated",
+    ]
+
+
+def test_numbers_are_averages_over_seeds(classified):
+    out, result = classified
+    assert json.loads((out / "compare.json").read_text()) == result
+    assert result["seeds"] == [0, 1]
+    assert result["config"]["model"]["hidden"] == [8]
+    assert result["versions"]["torch"]
+    for row in result["rows"]:
+        assert set(row["by_seed"]) == {"0", "1"}
+        for key, found in row["summary"].items():
+            values = [one[key] for one in row["by_seed"].values()]
+            assert found["mean"] == pytest.approx(np.mean(values))
+            assert found["stddev"] == pytest.approx(np.std(values, ddof=1))
+        # The test set itself is not foreign.
+        assert row["summary"]["auroc_ood_digits"]["mean"] == 0.5
+        for key in ("accuracy", "auroc_errors", "attack_awareness", "attack_accuracy"):
+            assert 0 <= row["summary"][key]["mean"] <= 1
+
+
+def test_a_network_has_the_same_accuracy_whatever_its_score(classified):
+    rows = {(row["method"], row["score"]): row["summary"] for row in classified[1]["rows"]}
+    one, other = rows["MNN", "entropy"], rows["MNN", "max_softmax"]
+    for key in ("accuracy", "nll", "ece", "attack_accuracy"):
+        assert one[key] == other[key]
+    assert (
+        rows["plain", "max_probability"]["accuracy"]
+        == (rows["last-layer Laplace", "expected_max"]["accuracy"])
+    )
+
+
+def test_costs_count_networks(classified):
+    out, result = classified
+    costs = {row["group"]: row["training_cost"] for row in result["rows"]}
+    assert costs["plain"] == 1
+    assert costs["laplace"] == 1
+    assert costs["ensemble"] == 2
+    assert all(row["inference_cost"] > 0 for row in result["rows"])
+    assert json.loads((out / "costs.json").read_text())["batch"] == 128
+
+
+def test_nothing_is_done_twice(classified, untrained):
+    out, result = classified
+    assert again(out, ood=("digits",))["rows"] == result["rows"]
+    fewer = again(out, seeds=(1,), methods=("plain",))
+    assert {row["group"] for row in fewer["rows"]} == {"mnn", "plain"}
+    assert fewer["rows"][0]["summary"]["accuracy"]["stddev"] is None
+
+
+def test_more_foreign_data_are_measured_without_training(classified, untrained, tmp_path):
+    out = tmp_path / "copy"
+    shutil.copytree(classified[0], out)
+    kept = json.loads((out / "seed-0" / "plain.json").read_text())
+    (out / "seed-0" / "plain.json").write_text(json.dumps(kept | {"ood": []}))
+    result = again(out, ood=("digits",), seeds=(0,), methods=("plain",))
+    assert json.loads((out / "seed-0" / "plain.json").read_text()) == kept
+    assert result["ood"] == ["digits"]
+
+
+def test_what_was_cut_short_is_trained_to_the_same_weights(classified, tmp_path):
+    out = tmp_path / "copy"
+    shutil.copytree(classified[0], out)
+    weights = (out / "seed-0" / "plain-1" / "model.safetensors").read_bytes()
+    (out / "seed-0" / "plain-1" / "model.safetensors").unlink()
+    (out / "seed-0" / "ensemble.json").unlink()
+    said = []
+    again(out, seeds=(0,), methods=("ensemble",), say=said.append)
+    assert said == ["seed 0: training plain-1", "seed 0: measuring ensemble"]
+    assert (out / "seed-0" / "plain-1" / "model.safetensors").read_bytes() == weights
+
+
+def test_networks_begin_with_the_weights_of_the_run(classified):
+    out, _ = classified
+    run = Run(out / "seed-1" / "mnn")
+    dataset, _ = runs.samples.load_data(run.config().data, seed=1)
+    shop = Workshop(run, dataset, QUICK, say=print, display=Silent)
+    torch.manual_seed(1)
+    begun = run.config().model.build()
+    first, other = shop.build("plain"), shop.build("plain", 1)
+    assert torch.equal(first[2].weight, begun.linear1.weight)
+    assert not torch.equal(other[2].weight, begun.linear1.weight)
+    assert any(isinstance(layer, torch.nn.Dropout) for layer in shop.build("dropout"))
+    assert member_seed(7, 0) == 7
+    assert len({member_seed(seed, member) for seed in range(9) for member in range(9)}) == 81
+
+
+def test_another_comparison_is_not_touched(classified, tmp_path):
+    out, _ = classified
+    with pytest.raises(RunError, match="holds a comparison already"):
+        again(out, resume=False)
+    with pytest.raises(RunError, match="another choice of chosen"):
+        again(out, chosen=TINY | {"epochs": 2})
+    with pytest.raises(RunError, match="another choice of members"):
+        again(out, settings=CompareConfig(members=3, samples=3, attacked=30))
+    (tmp_path / "mine.txt").write_text("")
+    with pytest.raises(RunError, match="not empty and holds no comparison"):
+        again(tmp_path)
+
+
+def test_overwriting_leaves_what_is_not_its_own(classified, tmp_path):
+    out = tmp_path / "copy"
+    shutil.copytree(classified[0], out)
+    (out / "seed-0" / "notes.txt").write_text("mine")
+    comparison._clear(out)
+    left = [path.relative_to(out) for path in out.rglob("*") if path.is_file()]
+    assert left == [Path("seed-0/notes.txt")]
+
+
+def test_what_cannot_be_done_is_said_before_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison, "train", lambda *_, **__: pytest.fail("trained"))
+    with pytest.raises(DataError, match="no data set 'digit'"):
+        again(tmp_path / "a", ood=("digit",))
+    with pytest.raises(ValueError, match="Unknown method 'smsc'; for classification"):
+        again(tmp_path / "b", methods=("smsc",))
+    with pytest.raises(ValueError, match="seeds, each once"):
+        again(tmp_path / "c", seeds=(1, 1))
+    with pytest.raises(ValueError, match="held-out rows"):
+        compare(DataConfig(name="digits", validation=0.0), out=tmp_path / "d")
+    with pytest.raises(ValueError, match="members >= 1"):
+        CompareConfig(members=0)
+
+
+def test_regression_in_the_units_of_the_target(regressed):
+    rows = {row["method"]: row["summary"] for row in regressed[1]["rows"]}
+    for name, summary in rows.items():
+        assert summary["rmse"]["mean"] > 10  # of a target with a deviation of 77
+        if "calibrated" in name or name in ("plain", "MC dropout"):
+            assert -12 < summary["log_likelihood"]["mean"] < -4
+        assert 0 <= summary["coverage_95"]["mean"] <= 1
+    # The same mean, and the same order of doubt.
+    for key in ("rmse", "spearman_error", "aurc"):
+        assert rows["MNN"][key] == rows["MNN, calibrated"][key]
+    assert rows["plain"]["spearman_error"]["mean"] is None  # one variance for all
+
+
+def test_regression_numbers_by_hand():
+    mean = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64)
+    variance = torch.tensor([1.0, 4.0, 9.0], dtype=torch.float64)
+    test = Prediction({"stddev": variance}, mean=mean, covariance=variance[:, None, None])
+    foreign = Prediction({"stddev": variance + 100}, mean=mean, covariance=variance[:, None, None])
+    target = torch.tensor([[0.5], [3.0], [12.0]])
+    row = regression_rows(test, target, {"far": foreign})["stddev"]
+    gaps, deviations = np.array([0.5, 2.0, 10.0]), np.array([1.0, 2.0, 3.0])
+    density = -0.5 * ((gaps / deviations) ** 2 + np.log(2 * np.pi * deviations**2))
+    assert row["rmse"] == pytest.approx(np.sqrt((gaps**2).mean()))
+    assert row["log_likelihood"] == pytest.approx(density.mean())
+    assert row["coverage_95"] == pytest.approx(2 / 3)
+    assert row["spearman_error"] == pytest.approx(1)
+    assert row["auroc_ood_far"] == 1
+
+
+def test_what_is_undefined_for_a_seed_is_left_out():
+    found = summarised([{"a": 1.0}, {"a": None}, {"a": 3.0}])
+    assert found == {"a": {"mean": 2.0, "stddev": pytest.approx(np.sqrt(2)), "seeds": 2}}
+    assert summarised([{"a": float("-inf")}])["a"] == {"mean": None, "stddev": None, "seeds": 0}
+
+
+def test_a_step_is_compared_with_relu(tmp_path):
+    run = Run(tmp_path)
+    data = DataConfig(name="digits")
+    dataset, _ = runs.samples.load_data(data)
+    config = resolve(data, dataset, TINY | {"activation": "heaviside"})
+    run.config_path.write_text(config.to_toml())
+    run.save_network(config.model.build())
+    shop = Workshop(run, dataset, QUICK, say=print, display=Silent)
+    assert shop.notes == [
+        "A conventional heaviside network has no gradient: the conventional networks have ReLU."
+    ]
+    assert repr(shop.build("plain")[3]) == "Function(relu)"
+
+
+def test_the_command(classified, untrained):
+    out, result = classified
+    options = ["--members", "2", "--samples", "3", "--hidden", "8", "--epochs", "1"]
+    command = ["compare", "digits", "--out", str(out), "--seeds", "0,1", "--batch-size", "128"]
+    refused = CliRunner().invoke(app, [*command, *options, "--resume"])
+    assert refused.exit_code == 1  # 1000 attacked images are another choice
+    assert "another choice of attacked" in refused.stderr
+    settings = json.loads((out / "settings.json").read_text())
+    (out / "settings.json").write_text(json.dumps(settings | {"attacked": 1000}))
+    try:
+        more = ["--resume", "--ood", "digits", "--methods", "plain,dropout", "--methods", "laplace"]
+        shown = CliRunner(env={"COLUMNS": "160"}).invoke(app, [*command, *options, *more])
+        assert shown.exit_code == 0, shown.stderr
+        assert "deep ensemble" not in shown.stdout
+        assert "last-layer Laplace" in shown.stdout
+        assert "±" in shown.stdout
+        assert "Written to" in shown.stderr
+        as_json = CliRunner().invoke(app, [*command, *options, *more, "--json"])
+        rows = [row for row in result["rows"] if row["group"] != "ensemble"]
+        assert json.loads(as_json.stdout)["rows"] == rows
+    finally:
+        (out / "settings.json").write_text(json.dumps(settings))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["digits", "--methods", "magic"], "Unknown method 'magic'"),
+        (["digits", "--resume", "--overwrite"], "choose one"),
+        (["energy", "--split", "20"], "splits 0 to 19"),
+        (["houses.csv"], "--target NAME"),
+        (["digits", "--mc-dropout", "0"], "between 0 and 1"),
+    ],
+)
+def test_wrong_use(arguments, said):
+    found = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["compare", *arguments])
+    assert found.exit_code == 2
+    assert said in found.stderr
+
+
+def test_lists_have_commas_or_are_repeated():
+    assert _listed(["a,b", " c ", ""]) == ("a", "b", "c")
+    assert _listed(None) == ()
+    assert _shown({"mean": 0.98765, "stddev": 0.001}) == "0.988 ± 0.001"
+    assert _shown({"mean": 123.4, "stddev": None}) == "123.4"
+    assert _shown({"mean": None, "stddev": None}) == "undefined"
+
+
+def test_names_are_known_by_task():
+    assert set(method_names("classification")) < set(method_names("regression"))
