@@ -1,10 +1,13 @@
 """Runs: a folder with everything that made a trained network, and what came of it."""
 
+from covary.runs.attack import attack_run
+from covary.runs.compare import compare
 from covary.runs.config import DataConfig, ModelConfig, RunConfig
 from covary.runs.directory import Run, RunError
 from covary.runs.evaluation import evaluate
 from covary.runs.fidelity import measure_fidelity
 from covary.runs.training import train
+from covary.runs.uncertainty import calibrate
 
 __all__ = [
     "DataConfig",
@@ -12,6 +15,9 @@ __all__ = [
     "Run",
     "RunConfig",
     "RunError",
+    "attack_run",
+    "calibrate",
+    "compare",
     "evaluate",
     "measure_fidelity",
     "train",

@@ -1,7 +1,8 @@
 """Calibration: the few numbers that held-out data say about a network's uncertainty.
 
 A calibration is one more layer, Moments -> Moments, put behind a network that stays as it is. It
-never changes what is predicted (a mean, or the order of the classes' means), only how sure that is.
+never changes a mean, or the order of the classes' means, only how sure that is. (The largest
+*expected* probability may be another class's, where two are close and their variances differ.)
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class VarianceCalibration(nn.Module):
 
 
 class LogitCalibration(nn.Module):
-    """Mean / T, and C scale / T^2: for classification. The most likely class stays.
+    """Mean / T, and C scale / T^2: for classification. The class of the largest mean stays.
 
     ``temperature`` T sharpens or softens all predictions alike, as is usual; ``scale`` says how
     much of the covariance is to be believed.

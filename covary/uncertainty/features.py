@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from covary.models import noise_of, with_covariance, with_noise
 from covary.moments import Moments
-from covary.nn import Activation, Linear
+from covary.nn import Activation, Lift, Linear
 
 Value = TypeVar("Value")
 
@@ -23,10 +23,20 @@ _LEAST_ENTROPY = -1e4
 
 @dataclass
 class Watched(Generic[Value]):
-    """What went into and came out of every hidden activation, in order, in the last pass."""
+    """What went into and came out of every hidden activation, in order, in the last pass.
+
+    ``entrance`` is what came before: what convolutions gave, and what the first layer took that has
+    moments (or is fully connected); of a network without a trunk, the input.
+    """
 
     before: list[Value] = field(default_factory=list)
     after: list[Value] = field(default_factory=list)
+    entrance: list[Tensor] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """Forget all, for the next pass."""
+        for seen in (self.before, self.after, self.entrance):
+            seen.clear()
 
 
 @contextmanager
@@ -38,8 +48,16 @@ def watch_moments(net: nn.Module) -> Iterator[Watched[Moments]]:
         seen.before.append(inputs[0])
         seen.after.append(output)
 
-    activations = [layer for layer in net.modules() if isinstance(layer, Activation)]
-    with _hooked(net, activations, seen, keep):
+    def enter(_: nn.Module, inputs: tuple[Tensor, ...], __: Moments) -> None:
+        seen.entrance.append(inputs[0])
+
+    hooks: dict[nn.Module, Callable[[Any, Any, Any], None]] = {}
+    for layer in net.modules():
+        if isinstance(layer, Activation):
+            hooks[layer] = keep
+        elif isinstance(layer, Lift):
+            hooks[layer] = enter
+    with _hooked(net, seen, hooks):
         yield seen
 
 
@@ -53,28 +71,27 @@ def watch_means(net: nn.Module) -> Iterator[Watched[Tensor]]:
     layers = [layer for layer in net.modules() if isinstance(layer, nn.Linear | Linear)]
 
     def keep(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if layer is not layers[0]:
-            seen.after.append(mean_of(inputs[0]))
+        (seen.entrance if layer is layers[0] else seen.after).append(mean_of(inputs[0]))
         if layer is not layers[-1]:
             seen.before.append(mean_of(output))
 
-    with _hooked(net, layers, seen, keep):
+    hooks: dict[nn.Module, Callable[[Any, Any, Any], None]] = dict.fromkeys(layers, keep)
+    with _hooked(net, seen, hooks):
         yield seen
 
 
 @contextmanager
 def _hooked(
-    net: nn.Module,
-    layers: Sequence[nn.Module],
-    seen: Watched[Any],
-    keep: Callable[[nn.Module, Any, Any], None],
+    net: nn.Module, seen: Watched[Any], keep: Mapping[nn.Module, Callable[[Any, Any, Any], None]]
 ) -> Iterator[None]:
-    def clear(_: nn.Module, __: Any) -> None:
-        seen.before.clear()
-        seen.after.clear()
+    def convolved(_: nn.Module, __: Any, output: Tensor) -> None:
+        seen.entrance.append(output)
 
-    hooks = [layer.register_forward_hook(keep) for layer in layers]
-    hooks.append(net.register_forward_pre_hook(clear))
+    hooks = [layer.register_forward_hook(hook) for layer, hook in keep.items()]
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            hooks.append(layer.register_forward_hook(convolved))
+    hooks.append(net.register_forward_pre_hook(lambda *_: seen.clear()))
     try:
         yield
     finally:
@@ -88,14 +105,15 @@ def mean_of(out: Moments | Tensor) -> Tensor:
 
 
 def of_moments(seen: Watched[Moments], out: Moments) -> Tensor:
-    """(B, 3 L + 2 or 4) float64, of L activations and the output.
+    """(B, 3 E + 3 L + 3 or 4) float64, of E tensors at the entrance, L activations, the output.
 
-    Of each activation: log-trace of what comes out, log-norm of its mean, and the log of
-    ``mean_i |mu_i| / s_i`` of what goes in: how far units are from their threshold, in standard
-    deviations of their own. Of the output: log-trace and entropy, log-norm of the mean, and, of
-    two outputs or more, the log-margin.
+    At the entrance (the input, or what a trunk makes of it): log-norm, the fraction of numbers
+    above 0, log of their average size. Of each activation: log-trace of what comes out, log-norm of
+    its mean, and the log of ``mean_i |mu_i| / s_i`` of what goes in: how far units are from their
+    threshold, in standard deviations of their own. Of the output: log-trace and entropy, log-norm
+    of the mean, and, of two outputs or more, the log-margin.
     """
-    columns = []
+    columns = _of_entrance(seen.entrance)
     for before, after in zip(seen.before, seen.after, strict=True):
         # What activations take: of tracked covariances, variances that need no sweep.
         deviation = before.cov.unit_variance.double().clamp(min=_TINY).sqrt()
@@ -112,13 +130,13 @@ def of_moments(seen: Watched[Moments], out: Moments) -> Tensor:
 
 
 def of_means(seen: Watched[Tensor], out: Moments | Tensor) -> Tensor:
-    """(B, 4 L + 1 or 2) float64, of L activations and the output: what a plain network has.
+    """(B, 3 E + 4 L + 1 or 2) float64: what a plain network has.
 
-    Of each activation: log-norm of what comes out, the fraction of units above their threshold,
-    and log-norm and log of the average size of what goes in. Of the output: log-norm and, of two
-    outputs or more, the log-margin. No covariance is looked at.
+    The same at the entrance. Of each activation: log-norm of what comes out, the fraction of units
+    above their threshold, and log-norm and log of the average size of what goes in. Of the output:
+    log-norm and, of two outputs or more, the log-margin. No covariance is looked at.
     """
-    columns = []
+    columns = _of_entrance(seen.entrance)
     for before, after in zip(seen.before, seen.after, strict=True):
         size = before.double()
         columns += [
@@ -172,6 +190,17 @@ def log_margin(mean: Tensor) -> Tensor:
     """(B,) log of the distance between the two largest outputs (B, n)."""
     largest = mean.double().topk(2, dim=-1).values
     return _log(largest[..., 0] - largest[..., 1])
+
+
+def _of_entrance(entrance: Sequence[Tensor]) -> list[Tensor]:
+    columns = []
+    for values in (each.double().flatten(1) for each in entrance):
+        columns += [
+            _log(values.norm(dim=-1)),
+            (values > 0).double().mean(-1),
+            _log(values.abs().mean(-1)),
+        ]
+    return columns
 
 
 def _of_mean(mean: Tensor) -> list[Tensor]:
