@@ -275,7 +275,7 @@ def compare_mnist(*, short: bool) -> str:
         for key in keys:
             value = row["summary"].get(key)
             if key == "aurc" and value:
-                value = {name: 1000 * (number or 0) for name, number in value.items()}
+                value = {name: number and 1000 * number for name, number in value.items()}
             cells.append(_spread(value, columns[key][1]))
         cost = row["inference_cost"]
         cells.append("" if cost is None else f"{cost:.1f}")
@@ -327,7 +327,68 @@ def calibration_of(network: str) -> str:
     )
 
 
+def uci() -> str:
+    """Log-likelihoods by data set, and under which recipe and prediction."""
+    lines = load("uci_calibrated")["table"]
+    sets = list(dict.fromkeys(line["dataset"] for line in lines))
+    kinds = list(dict.fromkeys((line["recipe"], line["kind"]) for line in lines))
+    cells = {
+        (line["recipe"], line["kind"], line["dataset"]): (
+            f"{line['log-likelihood']:.3f} ± {line['standard error']:.3f}"
+        )
+        for line in lines
+    }
+    return markdown(
+        ["recipe: prediction", *sets],
+        [
+            [f"{recipe}: {kind}", *(cells.get((recipe, kind, name), "") for name in sets)]
+            for recipe, kind in kinds
+        ],
+    )
+
+
+def attacks() -> str:
+    """Accuracy against epsilon: FGSM on the whole test set, the others on fewer."""
+    found = load("uncertainty")["heaviside"]
+    whole, some = found["attack, whole test set"], found["attack"]
+    rows = whole["rows"] + [row for row in some["rows"] if not row["attack"].endswith("fgsm")]
+    kinds = list(dict.fromkeys((row["attack"], row["network"], row["samples"]) for row in rows))
+    accuracy = {(row["attack"], row["network"], row["epsilon"]): row["accuracy"] for row in rows}
+    return markdown(
+        ["attack, network, digits", *(f"{epsilon:g}" for epsilon in whole["epsilons"])],
+        [
+            [
+                f"{attack}, {network}, {samples:,}",
+                *(f"{accuracy[attack, network, each]:.3f}" for each in whole["epsilons"]),
+            ]
+            for attack, network, samples in kinds
+        ],
+    )
+
+
+def awareness() -> str:
+    """What entropy does on attacked inputs of the undefended network."""
+    rows = [
+        row
+        for row in load("uncertainty")["heaviside"]["attack, whole test set"]["rows"]
+        if row["attack"] == "fgsm" and row["network"] == "as trained"
+    ]
+    lines = {
+        "entropy, average": lambda row: f"{row['entropy']['mean']:.2f}",
+        "entropy, median": lambda row: f"{row['entropy']['median']:.2f}",
+        "AUROC against clean inputs: entropy": lambda row: f"{row['auroc']['entropy']:.3f}",
+        "AUROC against clean inputs: max-softmax": lambda row: f"{row['auroc']['max_softmax']:.3f}",
+    }
+    return markdown(
+        ["FGSM, epsilon", *(f"{row['epsilon']:g}" for row in rows)],
+        [[name, *(cell(row) for row in rows)] for name, cell in lines.items()],
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "uci": uci,
+    "attacks": attacks,
+    "awareness": awareness,
     "compare mnist": lambda: compare_mnist(short=False),
     "compare mnist short": lambda: compare_mnist(short=True),
     "scores mnist": lambda: scores_of("mnist"),

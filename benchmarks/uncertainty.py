@@ -22,7 +22,9 @@ from rich.console import Console
 from benchmarks import results, tables
 from covary.runs import DataConfig, Run, evaluate, train
 from covary.runs.attack import attack_run
+from covary.runs.attack_verdict import DEFENDED, TRAINED
 from covary.runs.compare import compare
+from covary.runs.directory import weights_digest
 from covary.runs.samples import load_data
 from covary.runs.training import resolve
 from covary.training import terminal_or_lines
@@ -32,7 +34,6 @@ SEEDS = (0, 1, 2)
 MNIST_FOREIGN = ("notmnist", "fashion-mnist")
 FASHION_FOREIGN = ("mnist", "notmnist")
 MOST_LOST_BY_DEFENCE = 0.01
-DEFENDED, TRAINED = "sigma_1 = sigma_2 = 0", "as trained"
 
 
 def trained(name: str, folder: str, **chosen: Any) -> Run:
@@ -125,9 +126,10 @@ def heaviside() -> dict[str, Any]:
 def attacked(run: Run, name: str, **settings: Any) -> dict[str, Any]:
     """What ``covary attack`` finds; kept, since it takes a while."""
     path = FOLDER / f"{run.path.name}-{name.replace(' ', '-')}.json"
-    if not path.exists():
-        path.write_text(json.dumps(attack_run(run, **settings)), encoding="utf-8")
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if found.get("weights") != weights_digest(run.network()):
+        found = attack_run(run, **settings)
+        path.write_text(json.dumps(found), encoding="utf-8")
     kept = ("samples", "epsilons", "epsilon_unit", "pgd", "square", "networks", "rows", "verdict")
     return {key: found[key] for key in kept}
 

@@ -303,3 +303,18 @@ def test_calibration_is_a_layer_of_a_network(noisy):
         calibrated = nn.Sequential(net, fit_variance(net(x), y))
         assert calibrated(x).mean.dtype == calibrated(x).variance.dtype == torch.float32
         assert "1.scale" in calibrated.state_dict()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_several_targets_of_a_narrow_float32_network(seed):
+    """Covariances of low rank, singular to rounding: a density is found all the same."""
+    torch.manual_seed(seed)
+    net = covary.mlp([5, 20, 2, 4], noise=0.3).eval()
+    with torch.no_grad():
+        out = net(torch.randn(200, 5))
+    target = out.sample()
+    calibration = fit_variance(out, target)
+    assert math.isfinite(calibration.scale.item())
+    assert (calibration.offset > 0).all()
+    choice = choose_noise(net, torch.randn(50, 5), torch.randn(50, 4), candidates=(0.1,))
+    assert all(math.isfinite(score) for score in choice.scores.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,12 +14,14 @@ from typer.testing import CliRunner
 
 import covary
 from covary.cli import app
-from covary.runs import DataConfig, Run, evaluate
+from covary.runs import DataConfig, Run, RunError, calibrate, evaluate
 from covary.runs.samples import load_data, validation_rows
 from covary.runs.training import resolve, train
 from covary.uncertainty import FittedScore, fit, metrics
+from covary.uncertainty.calibration import LogitCalibration, fit_logits
 from covary.uncertainty.features import FEATURES, log_margin
 from covary.uncertainty.fitted import fit_features
+from covary.uncertainty.scores import expected_softmax
 
 CLASSES = 4
 
@@ -153,6 +156,8 @@ def test_refused(net):
     x, _ = clusters(300)
     with pytest.raises(ValueError, match="evaluation mode"):
         fit(covary.mlp([6, 4, 2]), x)
+    with pytest.raises(ValueError, match="neighbours"):
+        fit(covary.with_covariance(net, "shared"), x)
     with pytest.raises(ValueError, match="held-out samples"):
         fit(net, x[:20])
     with pytest.raises(ValueError, match="Unknown features"):
@@ -182,11 +187,16 @@ def test_a_run_keeps_its_calibration_and_scores(digits, monkeypatch):
     assert test["entropy"]["auroc"] == found["parts"]["test"]["auroc_entropy"]
     calibration = found["calibration"]
     assert calibration["kind"] == "logits"
-    # Fitted on other data, but from the same source: better, or as good.
-    assert calibration["test"]["nll"] < found["parts"]["test"]["nll"] + 0.02
     dataset, _ = load_data(digits.config().data)
     held_out, _ = validation_rows(len(dataset.x), digits.config())
     assert calibration["held_out_samples"] == len(held_out)
+    net = covary.with_covariance(digits.network(), "full")
+    with torch.no_grad():
+        by_hand = fit_logits(net(dataset.x[held_out]), dataset.y[held_out])
+        probabilities = expected_softmax(by_hand(net(dataset.x_test)))
+    assert calibration["temperature"] == pytest.approx(by_hand.temperature.item(), rel=1e-3)
+    expected = metrics.nll(probabilities.numpy(), dataset.y_test.numpy())
+    assert calibration["test"]["nll"] == pytest.approx(expected, rel=1e-3)
     with np.load(digits.predictions_path) as arrays:
         assert arrays["test/fitted"].shape == (len(dataset.x_test),)
     # Known from now on: nothing is fitted again.
@@ -194,6 +204,17 @@ def test_a_run_keeps_its_calibration_and_scores(digits, monkeypatch):
     again = evaluate(digits)
     assert again["scores"] == found["scores"]
     assert again["calibration"] == found["calibration"]
+
+
+def test_what_is_fitted_does_not_depend_on_test_data(digits, monkeypatch):
+    before = calibrate(digits)
+    dataset, _ = load_data(digits.config().data)
+    other = replace(dataset, x_test=dataset.x_test.flip(0) // 2, y_test=dataset.y_test.roll(1))
+    monkeypatch.setattr("covary.runs.uncertainty.load_data", lambda *_, **__: (other, None))
+    after = calibrate(digits)
+    assert after.calibration.to_dict() == before.calibration.to_dict()
+    for name, score in after.scores.items():
+        torch.testing.assert_close(score.state_dict(), before.scores[name].state_dict())
 
 
 def test_calibrate_command(digits):
@@ -205,11 +226,36 @@ def test_calibrate_command(digits):
     found = evaluate(digits)
     assert found["calibration"]["noise"] == noise
     assert found["calibration"]["temperature"] == content["temperature"]
+    # The noise that was chosen is that of the calibrated numbers, and of no others.
+    dataset, _ = load_data(digits.config().data)
+    net = covary.with_covariance(digits.network(), "full")
+    layer = LogitCalibration(content["temperature"], content["scale"])
+    with torch.no_grad():
+        chosen = expected_softmax(layer(covary.with_noise(net, noise)(dataset.x_test)))
+    nll = metrics.nll(chosen.numpy(), dataset.y_test.numpy())
+    assert found["calibration"]["test"]["nll"] == pytest.approx(nll, rel=1e-3)
+    # Another covariance takes the same noise, and leaves what is there alone.
+    kept = (digits.path / "calibration.json").read_bytes()
+    assert evaluate(digits, covariance="diagonal")["calibration"]["noise"] == noise
+    assert (digits.path / "calibration.json").read_bytes() == kept
     ran = CliRunner().invoke(app, ["calibrate", str(digits.path)])
     assert ran.exit_code == 0
     assert "as in training" in ran.stdout
     ran = CliRunner().invoke(app, ["calibrate", str(digits.path), "--noise", "two"])
     assert ran.exit_code == 2
+
+
+def test_a_run_without_held_out_data(tmp_path):
+    config = DataConfig(name="digits", validation=0.0)
+    dataset, _ = load_data(config)
+    run = Run(tmp_path / "digits")
+    train(resolve(config, dataset, {"epochs": 1, "hidden": (8,)}), dataset, run)
+    found = evaluate(run)
+    assert found["calibration"] is None
+    assert "fitted" not in found["scores"]["test"]
+    assert any("--validation" in note for note in found["notes"])
+    with pytest.raises(RunError, match="held-out"):
+        calibrate(run)
 
 
 def test_a_run_of_regression(tmp_path):
@@ -223,6 +269,9 @@ def test_a_run_of_regression(tmp_path):
     assert after["rmse"] == pytest.approx(before["rmse"])
     assert after["log_likelihood"] > before["log_likelihood"]
     scale = float(run.network().rescale.scale)
-    gap = before["log_likelihood_standardised"] - before["log_likelihood"]
-    assert gap == pytest.approx(np.log(scale))
+    for numbers in (before, after):
+        gap = numbers["log_likelihood_standardised"] - numbers["log_likelihood"]
+        assert gap == pytest.approx(np.log(scale))
+    with np.load(run.predictions_path) as arrays:
+        assert arrays["test/calibrated_variance"].shape == arrays["test/variance"].shape
     assert set(found["scores"]["test"]["fitted"]) == {"spearman_error"}

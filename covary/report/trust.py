@@ -77,5 +77,5 @@ def calibration_table(results: Results) -> dict[str, Any] | None:
         )
     if found.get("noise"):
         fitted += f", noise {words.number(found['noise'])}"
-    text = f"Fitted to {held_out} held-out training inputs: {fitted}. What is predicted stays."
+    text = f"Fitted to {held_out} held-out training inputs: {fitted}."
     return {"text": text, "rows": rows}

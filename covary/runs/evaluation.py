@@ -23,7 +23,9 @@ from covary.training.log import without_nan
 from covary.uncertainty import metrics
 
 # Large, or of no use to whoever draws: not kept for every sample.
-_NOT_KEPT = ("covariance", "calibrated_covariance", "calibrated_probabilities", "calibrated_mean")
+_NOT_KEPT = ("covariance", "calibrated_covariance")
+# Of correlations that a network has computed in float32.
+_ROUND_OFF = 1e-6
 
 
 def evaluate(
@@ -110,7 +112,7 @@ def evaluate(
         "notes": notes,
         "parts": results,
         "scores": {name: _score_metrics(arrays, parts["test"]) for name, arrays in parts.items()},
-        "calibration": _calibration(held_out, parts["test"], classify=classify),
+        "calibration": _calibration(held_out, parts["test"], net, classify=classify),
         "by_target": {} if classify else _by_target(parts["test"], dataset.targets),
         "separability": _separabilities(parts, classify=classify),
         **environment(started, seed=seed),
@@ -142,7 +144,6 @@ def classification_metrics(arrays: Arrays) -> dict[str, float]:
     doubt = arrays[SCORE + "max_softmax"]
     return {
         "samples": len(label),
-        "accuracy": 1 - float(wrong.mean()),
         **_probability_metrics(probabilities, label),
         "entropy_right": _average(entropy[~wrong]),
         "entropy_wrong": _average(entropy[wrong]),
@@ -156,6 +157,7 @@ def classification_metrics(arrays: Arrays) -> dict[str, float]:
 def _probability_metrics(probabilities: np.ndarray, label: np.ndarray) -> dict[str, float]:
     right, confidence = probabilities.argmax(1) == label, probabilities.max(1)
     return {
+        "accuracy": float(right.mean()),
         "nll": metrics.nll(probabilities, label),
         "brier": metrics.brier(probabilities, label),
         "ece": metrics.ece(confidence, right),
@@ -171,7 +173,9 @@ def regression_metrics(arrays: Arrays, *, before: str = "") -> dict[str, float]:
     mean, covariance = arrays[f"{before}mean"], arrays[f"{before}covariance"].astype(np.float64)
     gap = arrays["target"] - mean
     stddev = np.sqrt(np.diagonal(covariance, axis1=-2, axis2=-1).clip(min=0))
-    likelihood = metrics.gaussian_log_likelihood(mean, covariance, arrays["target"])
+    # One target has a variance, whatever its size.
+    rtol = _ROUND_OFF if covariance.shape[-1] > 1 else 0.0
+    likelihood = metrics.gaussian_log_likelihood(mean, covariance, arrays["target"], rtol=rtol)
     coverages = {
         f"coverage_{level}": metrics.interval_coverage(gap, stddev, level / 100)
         for level in (50, 90, 95)
@@ -227,7 +231,9 @@ def _told_apart(positive: np.ndarray, negative: np.ndarray) -> dict[str, float]:
     }
 
 
-def _calibration(held_out: HeldOut, test: Arrays, *, classify: bool) -> dict[str, Any] | None:
+def _calibration(
+    held_out: HeldOut, test: Arrays, net: nn.Module, *, classify: bool
+) -> dict[str, Any] | None:
     """What held-out data gave, and how good the test set's numbers are with it."""
     if held_out.calibration is None:
         return None
@@ -235,6 +241,7 @@ def _calibration(held_out: HeldOut, test: Arrays, *, classify: bool) -> dict[str
         after = _probability_metrics(test["calibrated_probabilities"], test["label"])
     else:
         after = regression_metrics(test, before="calibrated_")
+        after["log_likelihood_standardised"] = _standardised(after, net)
     noise = None if held_out.noise is None else list(held_out.noise)
     about = {"held_out_samples": held_out.samples, "noise": noise, "test": after}
     return held_out.calibration.to_dict() | about

@@ -95,9 +95,10 @@ def _measured(net: nn.Module, x: Tensor, held_out: HeldOut, classify: bool) -> d
             out = with_noise(net, quiet)(x)
         calibrated = held_out.calibration.to(x.device)(out)
         if classify:
-            found["calibrated_probabilities"] = scores.expected_softmax(calibrated)
+            found["calibrated_probabilities"] = scores.expected_softmax(calibrated).float()
         else:
             found["calibrated_mean"] = calibrated.mean
+            found["calibrated_variance"] = calibrated.variance
             found["calibrated_covariance"] = calibrated.covariance_matrix
     return found
 

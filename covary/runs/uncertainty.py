@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,8 @@ from covary.uncertainty.fitted import FittedScore, fit, fit_features
 
 Progress = Callable[[Sequence[Any], str], Iterator[Any]]
 Calibration = LogitCalibration | VarianceCalibration
+# Network, held-out inputs and labels or targets -> noise of the layers, None to keep it.
+Choice = Callable[[nn.Module, Tensor, Tensor], tuple[float, ...] | None]
 # Held-out samples that are looked at: as many as a score of some dozens of features can use.
 _MOST = 6000
 _LEAST = 10
@@ -68,7 +71,11 @@ def known_or_fitted(
     exact_width: int | None = None,
     progress: Progress | None = None,
 ) -> HeldOut:
-    """What is in the run's folder if it is of these weights and covariances; else fit it now."""
+    """What is in the run's folder if it is of these weights and covariances; else fit it now.
+
+    What is there for other covariances of the same weights stays there: the noise that it has may
+    have been chosen with care, and is taken here too.
+    """
     about = _about(net, covariance, exact_width)
     known = _known(run, about)
     if known is not None:
@@ -76,7 +83,13 @@ def known_or_fitted(
     rows = _held_out(run.config(), dataset)
     if len(rows) < _LEAST:
         return HeldOut(None, {}, len(rows), [_TOO_FEW.format(len(rows))])
-    return _fitted(run, net, dataset, rows, about, "keep", progress)
+    before = _content(run)
+    if before and before.get("weights") == about["weights"]:
+        noise = None if before["noise"] is None else tuple(before["noise"])
+        return _fitted(net, dataset, rows, _classifies(run), progress, lambda *_: noise)
+    fitted = _fitted(net, dataset, rows, _classifies(run), progress)
+    _write(run, fitted, about)
+    return fitted
 
 
 def calibrate(
@@ -114,12 +127,18 @@ def calibrate(
         known, _ = known_or_measured(run, net, dataset, progress=progress is not None)
         width = known.width(config.model.exact_width)
     net = with_covariance(net, kind, exact_width=width)
+    choose: Choice = _as_it_is
+    if noise != "keep":
+        choose = partial(_chosen, per_layer=noise == "per-layer")
     with quietly():
-        return _fitted(run, net, dataset, rows, _about(net, kind, width), noise, progress)
+        fitted = _fitted(net, dataset, rows, _classifies(run), progress, choose)
+    _write(run, fitted, _about(net, kind, width))
+    return fitted
 
 
 def _held_out(config: RunConfig, dataset: Dataset) -> Tensor:
-    return validation_rows(len(dataset.x), config)[0][:_MOST].sort().values
+    """In random order, so that the first of them stand for all."""
+    return validation_rows(len(dataset.x), config)[0][:_MOST]
 
 
 def _about(net: nn.Module, covariance: str, exact_width: int | None) -> dict[str, str]:
@@ -127,39 +146,50 @@ def _about(net: nn.Module, covariance: str, exact_width: int | None) -> dict[str
     return {"weights": weights_digest(net), "covariance": held}
 
 
+def _classifies(run: Run) -> bool:
+    return run.config().model.task == "classification"
+
+
+def _as_it_is(_net: nn.Module, _x: Tensor, _y: Tensor) -> None:
+    """Keep the noise."""
+
+
+def _chosen(net: nn.Module, x: Tensor, y: Tensor, *, per_layer: bool) -> tuple[float, ...]:
+    some, device = slice(_TO_CHOOSE_NOISE), next(net.parameters()).device
+    choice = choose_noise(net, x[some].to(device), y[some].to(device), per_layer=per_layer)
+    return choice.noise
+
+
 def _fitted(
-    run: Run,
     net: nn.Module,
     dataset: Dataset,
     rows: Tensor,
-    about: dict[str, str],
-    noise: str,
+    classify: bool,
     progress: Progress | None,
+    choose: Choice = _as_it_is,
 ) -> HeldOut:
-    """Calibration and scores of a network, fitted and kept."""
-    classify = run.config().model.task == "classification"
+    """Calibration and scores of a network; ``choose`` says which noise is to be calibrated."""
     x, y = dataset.x[rows], dataset.y[rows]
-    device = next(net.parameters()).device
     values, moments = _looked_at(net, x, progress)
+    classes = moments.mean.shape[-1] if classify else 1
+    makers: dict[str, Callable[[], FittedScore]] = {
+        "fitted": lambda: fit_features(values, moments.mean, classes=classes, features="moments"),
+        "fitted_plain": lambda: fit(
+            net, x.to(next(net.parameters()).device), features="plain", classify=classify
+        ),
+    }
     scores: dict[str, FittedScore] = {}
     notes = []
-    classes = moments.mean.shape[-1] if classify else 1
-    try:
-        scores["fitted"] = fit_features(values, moments.mean, classes=classes, features="moments")
-        scores["fitted_plain"] = fit(net, x.to(device), features="plain", classify=classify)
-    except ValueError as error:  # too few samples for so many features
-        notes.append(f"No score was fitted: {error}")
-    chosen = None
-    if noise != "keep":
-        some = slice(_TO_CHOOSE_NOISE)
-        per_layer = noise == "per-layer"
-        choice = choose_noise(net, x[some].to(device), y[some].to(device), per_layer=per_layer)
-        chosen = choice.noise
-        moments = _looked_at(with_noise(net, chosen), x, progress)[1]
+    for name, make in makers.items():
+        try:
+            scores[name] = make()
+        except ValueError as error:  # too few samples for so many features
+            notes.append(f"There is no {name.replace('_', ' ')} score: {error}")
+    noise = choose(net, x, y)
+    if noise is not None:
+        moments = _looked_at(with_noise(net, noise), x, progress)[1]
     calibration: Calibration = fit_logits(moments, y) if classify else fit_variance(moments, y)
-    fitted = HeldOut(calibration, scores, len(x), notes, chosen)
-    _write(run, fitted, about)
-    return fitted
+    return HeldOut(calibration, scores, len(x), notes, noise)
 
 
 @torch.no_grad()
@@ -196,12 +226,14 @@ def _write(run: Run, fitted: HeldOut, about: dict[str, str]) -> None:
             (run.path / file).unlink(missing_ok=True)
 
 
-def _known(run: Run, about: dict[str, str]) -> HeldOut | None:
+def _content(run: Run) -> dict[str, Any] | None:
     path = run.path / CALIBRATION
-    if not path.exists():
-        return None
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if any(content.get(key) != value for key, value in about.items()):
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def _known(run: Run, about: dict[str, str]) -> HeldOut | None:
+    content = _content(run)
+    if content is None or any(content.get(key) != value for key, value in about.items()):
         return None
     scores = {}
     for name, (_, file) in SCORES.items():

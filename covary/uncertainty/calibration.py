@@ -29,8 +29,9 @@ _LEAST_OFFSET = 1e-8
 _LEAST_ERROR = 1e-6
 # How far logarithms of temperatures, scales and offsets are searched.
 _WIDEST = 18.0
-# What is added to the diagonal of a covariance of several targets, in average variances.
-_ROUND_OFF = 1e-10
+# What is added to the diagonal of a covariance of several targets, in average variances and in
+# rounding errors of the network that computed it.
+_ROUND_OFF = 100
 # How often choose_noise goes through the layers.
 _ROUNDS = 5
 
@@ -78,8 +79,8 @@ class VarianceCalibration(nn.Module):
             raise ValueError(
                 f"This calibration is for {len(self.offset)} targets, got moments of {t}."
             )
-        offset = self.offset.to(matrix.dtype).expand(t)
-        return _formed(moments.mean, self.scale.to(matrix.dtype) * matrix + torch.diag(offset))
+        offset = self.offset.to(matrix).expand(t)
+        return _formed(moments.mean, self.scale.to(matrix) * matrix + torch.diag(offset))
 
     def to_dict(self) -> dict[str, Any]:
         """Its numbers, for JSON."""
@@ -213,7 +214,7 @@ def fit_logits(moments: Moments, labels: Tensor) -> LogitCalibration:
         labels: (n,) the index of each sample's class.
     """
     mean, matrix = _known(moments, "fit_logits")
-    labels = labels.detach().to(mean.device)
+    labels = labels.detach().cpu()
     if labels.shape != mean.shape[:1] or labels.is_floating_point():
         raise ValueError(
             f"fit_logits needs {len(mean)} labels (whole numbers, one for each sample), got "
@@ -255,7 +256,7 @@ def choose_noise(
     candidates: Sequence[float] = CANDIDATES,
     per_layer: bool = False,
     score: Callable[[Moments, Tensor], float] | None = None,
-    batch_size: int = 1024,
+    batch_size: int = 128,
 ) -> NoiseChoice:
     """The noise with which a trained network does best on held-out data; it is not trained again.
 
@@ -342,20 +343,20 @@ def _formed(mean: Tensor, matrix: Tensor) -> Moments:
 
 
 def _tempered(moments: Moments, temperature: Tensor, scale: Tensor) -> Moments:
-    temperature, scale = temperature.to(moments.mean.dtype), scale.to(moments.mean.dtype)
+    temperature, scale = temperature.to(moments.mean), scale.to(moments.mean)
     matrix = moments.cov.dense() * (scale / temperature.square())
     return _formed(moments.mean / temperature, matrix)
 
 
 def _known(moments: Moments, name: str) -> tuple[Tensor, Tensor]:
-    """Mean (n, t) and covariance (n, t, t) in double precision, if they are numbers."""
-    mean = moments.mean.detach().double()
+    """Mean (n, t) and covariance (n, t, t) in double precision on the CPU, if they are numbers."""
+    mean = moments.mean.detach().double().cpu()
     if mean.dim() != 2 or len(mean) < 2:
         raise ValueError(
             f"{name} needs a mean of shape (samples, units) with 2 samples or more, got "
             f"{tuple(mean.shape)}."
         )
-    matrix = moments.covariance_matrix.detach().double()
+    matrix = moments.covariance_matrix.detach().double().cpu()
     finite = mean.isfinite().all(-1) & matrix.isfinite().all(-1).all(-1)
     if not finite.all():
         first = int((~finite).nonzero()[0])
@@ -363,6 +364,12 @@ def _known(moments: Moments, name: str) -> tuple[Tensor, Tensor]:
             f"{name} got moments that are not finite for {int((~finite).sum())} of {len(mean)} "
             f"samples (the first at index {first}). Leave these samples out."
         )
+    if mean.shape[-1] > 1:
+        # Round-off leaves singular matrices with eigenvalues below 0, as far as the network's
+        # own precision goes.
+        average = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
+        least = _ROUND_OFF * torch.finfo(moments.mean.dtype).eps * average
+        matrix = matrix + torch.diag_embed(least[:, None].expand(mean.shape))
     return mean, matrix
 
 
@@ -373,9 +380,7 @@ def _log_density(residual: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
         var = matrix[..., 0].clamp(min=0) + offset
         total = (residual.square() / var + var.log()).sum(-1)
     else:
-        # Round-off can leave a singular matrix with eigenvalues below 0.
-        least = _ROUND_OFF * matrix.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
-        factor = torch.linalg.cholesky(matrix + torch.diag_embed(offset + least))
+        factor = torch.linalg.cholesky(matrix + torch.diag_embed(offset))
         white = torch.linalg.solve_triangular(factor, residual[..., None], upper=False)[..., 0]
         total = (white.square() + 2 * factor.diagonal(dim1=-2, dim2=-1).log()).sum(-1)
     return -0.5 * (total + t * math.log(2 * math.pi))

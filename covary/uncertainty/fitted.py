@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from covary.nn import Lift
 from covary.uncertainty.features import FEATURES, check_features, log_margin, mean_of
 
 # Of the margin beside the density, both in units of their spread over held-out data. Among 0.5, 1,
@@ -71,7 +72,8 @@ class FittedScore(nn.Module):
 
     @torch.no_grad()
     def forward(self, net: nn.Module, x: Tensor) -> Tensor:
-        """(n,) of inputs (n, ...), higher is less sure; in float64."""
+        """(n,) of inputs (n, ...), higher is less sure; in float64 on the CPU."""
+        _check_per_sample(net)
         watched = FEATURES[check_features(self.features, net)].network(net)
         return torch.cat([self.of(*_look(watched, self.features, some)) for some in _batches(x)])
 
@@ -163,8 +165,7 @@ def fit(
         >>> bool(strange.mean() > usual.mean())
         True
     """
-    if net.training:
-        raise ValueError("fit needs a network in evaluation mode: net.eval().")
+    _check_per_sample(net)
     features = check_features(features, net)
     watched = FEATURES[features].network(net)
     batches = _batches(held_out)
@@ -213,6 +214,16 @@ def fit_features(values: Tensor, mean: Tensor, *, classes: int, features: str) -
     for row, part in zip(score.scales, parts, strict=False):
         row[0], row[1] = part.mean(), _spread(part)
     return score
+
+
+def _check_per_sample(net: nn.Module) -> None:
+    if net.training:
+        raise ValueError("A fitted score needs a network in evaluation mode: net.eval().")
+    if any(isinstance(part, Lift) and part.covariance == "shared" for part in net.modules()):
+        raise ValueError(
+            "A fitted score needs a covariance per sample; shared by a batch, each sample's score "
+            "would depend on its neighbours: covary.with_covariance(net, 'full')."
+        )
 
 
 def _look(net: nn.Module, features: str, x: Tensor) -> tuple[Tensor, Tensor]:

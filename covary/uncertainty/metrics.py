@@ -230,11 +230,14 @@ def normal_quantile(level: float) -> float:
     return NormalDist().inv_cdf(0.5 + level / 2)
 
 
-def gaussian_log_likelihood(mean: ArrayLike, cov: ArrayLike, target: ArrayLike) -> Floats:
+def gaussian_log_likelihood(
+    mean: ArrayLike, cov: ArrayLike, target: ArrayLike, *, rtol: float | None = None
+) -> Floats:
     """(n,) log-density of targets (n, t) under N(mean, cov), for (n, t) and (n, t, t), in nats.
 
     In the units of the target, on which it depends: ``standardised_log_likelihood`` does not.
-    -inf where the covariance has no full rank (to the round-off of float64), and so no density.
+    -inf where the covariance has no full rank, and so no density: eigenvalues of the correlations
+    up to ``rtol`` count as zero (by default the round-off of float64).
     """
     name = "gaussian_log_likelihood"
     centre, matrix, true = _numbers(mean, name), _numbers(cov, name), _numbers(target, name)
@@ -249,7 +252,9 @@ def gaussian_log_likelihood(mean: ArrayLike, cov: ArrayLike, target: ArrayLike) 
     # As correlations, so that what counts as rank does not depend on the targets' units.
     stddev = np.sqrt(np.where(some[:, None], variance, 1.0))
     values, vectors = np.linalg.eigh(matrix / stddev[:, :, None] / stddev[:, None, :])
-    positive = values > 10 * centre.shape[1] * np.finfo(np.float64).eps
+    if rtol is None:
+        rtol = 10 * centre.shape[1] * float(np.finfo(np.float64).eps)
+    positive = values > rtol
     values = np.where(positive, values, 1.0)
     along = np.einsum("nij,ni->nj", vectors, (true - centre) / stddev)
     density = -0.5 * (along**2 / values + np.log(2 * math.pi * values)).sum(-1)
