@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -18,13 +19,14 @@ from covary.cli import app
 from covary.cli.compare import _listed, _shown
 from covary.data import DataError
 from covary.runs import DataConfig, Run, RunError
-from covary.runs import compare as comparison
 from covary.runs.compare import compare, method_names
 from covary.runs.compare_metrics import regression_rows, summarised
 from covary.runs.compare_training import CompareConfig, Workshop, member_seed
 from covary.runs.training import resolve
 from covary.training import Silent
 
+# The module: in covary.runs its name is that of the function.
+comparison = importlib.import_module("covary.runs.compare")
 QUICK = CompareConfig(members=2, samples=3, attacked=30)
 TINY = {"hidden": (8,), "epochs": 1, "batch_size": 128}
 
@@ -88,8 +90,9 @@ def test_every_method_has_its_rows(classified, regressed):
     assert [row["method"] for row in regressed[1]["rows"]] == [
         "MNN",
         "MNN, calibrated",
-        "plain",
+        "plain, constant variance",
         "MC dropout",
+        "MC dropout, calibrated",
         "mean and variance",
         "mean and variance, calibrated",
         "deep ensemble",
@@ -211,6 +214,12 @@ def test_what_cannot_be_done_is_said_before_training(tmp_path, monkeypatch):
     monkeypatch.setattr(comparison, "train", lambda *_, **__: pytest.fail("trained"))
     with pytest.raises(DataError, match="no data set 'digit'"):
         again(tmp_path / "a", ood=("digit",))
+    with pytest.raises(ValueError, match="Unknown schedule 'slow'"):
+        again(tmp_path / "a", chosen=TINY | {"schedule": "slow"})
+    with pytest.raises(ValueError, match=r"rel.*relu"):
+        again(tmp_path / "a", chosen=TINY | {"activation": "rel"})
+    with pytest.raises(ValueError, match=r"10 held-out rows.* makes 9 of 898.*--validation"):
+        compare(DataConfig(name="digits", validation=0.01), out=tmp_path / "a")
     with pytest.raises(ValueError, match="Unknown method 'smsc'; for classification"):
         again(tmp_path / "b", methods=("smsc",))
     with pytest.raises(ValueError, match="seeds, each once"):
@@ -219,19 +228,31 @@ def test_what_cannot_be_done_is_said_before_training(tmp_path, monkeypatch):
         compare(DataConfig(name="digits", validation=0.0), out=tmp_path / "d")
     with pytest.raises(ValueError, match="members >= 1"):
         CompareConfig(members=0)
+    assert not list(tmp_path.iterdir())  # nothing that would refuse the right choice
+
+
+def test_what_cannot_be_done_replaces_nothing(classified):
+    out, _ = classified
+    before = sorted(out.rglob("*"))
+    with pytest.raises(ValueError, match="Unknown schedule"):
+        again(out, chosen=TINY | {"schedule": "slow"}, resume=False, overwrite=True)
+    assert sorted(out.rglob("*")) == before
 
 
 def test_regression_in_the_units_of_the_target(regressed):
     rows = {row["method"]: row["summary"] for row in regressed[1]["rows"]}
     for name, summary in rows.items():
         assert summary["rmse"]["mean"] > 10  # of a target with a deviation of 77
-        if "calibrated" in name or name in ("plain", "MC dropout"):
+        if "calibrated" in name or name == "plain, constant variance":
             assert -12 < summary["log_likelihood"]["mean"] < -4
         assert 0 <= summary["coverage_95"]["mean"] <= 1
     # The same mean, and the same order of doubt.
-    for key in ("rmse", "spearman_error", "aurc"):
-        assert rows["MNN"][key] == rows["MNN, calibrated"][key]
-    assert rows["plain"]["spearman_error"]["mean"] is None  # one variance for all
+    for name in ("MNN", "MC dropout"):
+        for key in ("rmse", "spearman_error", "aurc"):
+            assert rows[name][key] == rows[f"{name}, calibrated"][key]
+    assert rows["MC dropout"]["coverage_95"] != rows["MC dropout, calibrated"]["coverage_95"]
+    # Of one variance for all, there is no order.
+    assert rows["plain, constant variance"]["spearman_error"]["mean"] is None
 
 
 def test_regression_numbers_by_hand():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +19,17 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import covary
 from covary.estimators import NOISES, MomentClassifier, MomentRegressor
+from covary.estimators.folds import cross_validation
+from covary.uncertainty.scores import expected_softmax
 
-# Few steps and a high learning rate: the checks fit some 400 times, and some ask for a good score.
+# Few steps, a high learning rate and few units: the checks fit some 400 times, and some ask for a
+# good score.
+QUICK: dict[str, Any] = {"hidden": (20,), "batch_size": 128}
 CHECKED = [
-    MomentRegressor(noise=0.1, epochs=15, lr=0.05),
-    MomentClassifier(noise=0.1, epochs=15, lr=0.05),
-    MomentRegressor(epochs=10, lr=0.1, early_stopping=True),
-    MomentClassifier(epochs=10, lr=0.1, early_stopping=True),
+    MomentRegressor(noise=0.1, epochs=15, lr=0.05, calibrate=False, **QUICK),
+    MomentClassifier(noise=0.1, epochs=15, lr=0.05, calibrate=False, **QUICK),
+    MomentRegressor(noise=(0.1, 0.5), epochs=10, lr=0.1, early_stopping=True, **QUICK),
+    MomentClassifier(noise=0.1, epochs=10, lr=0.1, members=2, folds=2, **QUICK),
 ]
 
 
@@ -41,7 +46,7 @@ def diabetes():
 @pytest.fixture(scope="module")
 def regressor(diabetes):
     x, _, y, _ = diabetes
-    return MomentRegressor(noise=0.3, epochs=40, random_state=0).fit(x, y)
+    return MomentRegressor(noise=0.3, epochs=15, calibrate=False, random_state=0).fit(x, y)
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +56,13 @@ def two_targets():
 
 @pytest.fixture(scope="module")
 def two_target_regressor(two_targets):
-    return MomentRegressor(noise=0.3, epochs=15, random_state=0).fit(*two_targets)
+    return MomentRegressor(noise=0.3, epochs=6, calibrate=False, random_state=0).fit(*two_targets)
 
 
 @pytest.fixture(scope="module")
 def classifier():
-    return MomentClassifier(noise=0.2, epochs=30, random_state=0).fit(*load_iris(return_X_y=True))
+    model = MomentClassifier(noise=0.2, epochs=15, calibrate=False, random_state=0)
+    return model.fit(*load_iris(return_X_y=True))
 
 
 def test_predictions_are_the_networks_own(regressor, diabetes, monkeypatch):
@@ -74,15 +80,17 @@ def test_predictions_are_the_networks_own(regressor, diabetes, monkeypatch):
     assert std.std() > 0, "a covariance for each sample, not for the batch"
 
 
-@pytest.mark.parametrize("settings", [{"noise": 0.3}, {}, {"early_stopping": True}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"noise": 0.3}, {"folds": 2}, {"early_stopping": True}], ids=str
+)
 @pytest.mark.parametrize("kind", [MomentRegressor, MomentClassifier])
 def test_what_trained_with_tracked_covariances_predicts_with_exact_ones(kind, settings):
     x, y = load_iris(return_X_y=True)
-    estimator = kind((9, 7), covariance="tracked", epochs=6, random_state=0, **settings)
+    estimator = kind((9, 7), covariance="tracked", epochs=2, random_state=0, **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         estimator.fit(x, y).predict(x)
-        out = estimator.moments(x)
+        out = estimator.moments(x, calibrated=False)
     exact = covary.with_covariance(estimator.network_, "full")(torch.tensor(x))
     torch.testing.assert_close(out.covariance_matrix, exact.covariance_matrix, rtol=0, atol=0)
     torch.testing.assert_close(out.mean, exact.mean.detach(), rtol=0, atol=0)
@@ -112,7 +120,7 @@ def test_predict_gives_one_measure_of_uncertainty_at_a_time(regressor, diabetes)
 @pytest.mark.parametrize(("factor", "offset"), [(1000.0, 0.0), (1.0, 1e9)])
 def test_predictions_have_the_units_of_the_targets(diabetes, factor, offset):
     x, x_test, y, _ = diabetes
-    model = MomentRegressor(noise=0.3, epochs=3, random_state=0)
+    model = MomentRegressor(noise=0.3, epochs=2, folds=2, random_state=0)
     mean, std = model.fit(x, y).predict(x_test, return_std=True)
     other_mean, other_std = model.fit(x, y * factor + offset).predict(x_test, return_std=True)
     np.testing.assert_allclose(other_mean, mean * factor + offset, rtol=1e-9, atol=1e-3 * factor)
@@ -121,7 +129,7 @@ def test_predictions_have_the_units_of_the_targets(diabetes, factor, offset):
 
 def test_inputs_may_have_any_units(diabetes):
     x, x_test, y, _ = diabetes
-    model = MomentRegressor(noise=0.3, epochs=3, random_state=0)
+    model = MomentRegressor(noise=0.3, epochs=2, folds=2, random_state=0)
     mean = model.fit(x, y).predict(x_test)
     np.testing.assert_allclose(model.fit(x * 1e6 + 1e6, y).predict(x_test * 1e6 + 1e6), mean, 1e-4)
 
@@ -140,7 +148,9 @@ def test_classifier(classifier):
 @pytest.mark.parametrize("covariance", ["shared", "full", "diagonal"])
 def test_covariance_of_predictions(covariance):
     x, y = load_iris(return_X_y=True)
-    model = MomentClassifier(noise=0.2, covariance=covariance, epochs=2, random_state=0).fit(x, y)
+    model = MomentClassifier(
+        noise=0.2, covariance=covariance, epochs=1, folds=2, random_state=0
+    ).fit(x, y)
     matrix = model.moments(x[:5]).covariance_matrix
     off_diagonal = matrix - torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1))
     assert matrix.shape == (5, 3, 3)
@@ -149,16 +159,18 @@ def test_covariance_of_predictions(covariance):
 
 def test_automatic_noise_is_the_best_of_those_tried(diabetes):
     x, _, y, _ = diabetes
-    model = MomentRegressor(epochs=5, random_state=0).fit(x, y)
+    model = MomentRegressor((20,), epochs=3, random_state=0).fit(x, y)
     assert tuple(model.noise_scores_) == NOISES
     assert model.noise_ == max(model.noise_scores_, key=model.noise_scores_.__getitem__)
     # Then trained on all the data: as if that noise had been asked for.
-    asked = MomentRegressor(noise=model.noise_, epochs=5, random_state=0).fit(x, y)
+    asked = MomentRegressor((20,), noise=model.noise_, epochs=3, random_state=0).fit(x, y)
     np.testing.assert_array_equal(model.predict(x), asked.predict(x))
 
 
 def test_of_equally_good_noises_the_least_is_chosen(diabetes, monkeypatch):
-    monkeypatch.setattr(MomentRegressor, "_scores", lambda self, out, y: torch.zeros(len(y)))
+    monkeypatch.setattr(
+        MomentRegressor, "_scores", lambda self, out, y, calibrated: torch.zeros(len(y))
+    )
     x, _, y, _ = diabetes
     assert MomentRegressor(epochs=1, random_state=0).fit(x, y).noise_ == min(NOISES)
 
@@ -166,14 +178,14 @@ def test_of_equally_good_noises_the_least_is_chosen(diabetes, monkeypatch):
 def test_too_few_samples_to_choose_the_noise_by(two_targets):
     x, y = two_targets
     model = MomentRegressor(epochs=3, early_stopping=True).fit(x[:20], y[:20])
-    assert model.noise_ == 0.3
+    assert model.noise_ == 0.1
     assert model.noise_scores_ == {}
     assert model.n_iter_ == 3
 
 
 def test_early_stopping_goes_back_to_the_best_weights(diabetes):
     x, _, y, _ = diabetes
-    settings = {"noise": 0.1, "lr": 0.05, "schedule": "constant", "random_state": 0}
+    settings = {"noise": 0.1, "lr": 0.05, "schedule": "constant", "random_state": 0, **QUICK}
     model = MomentRegressor(epochs=60, patience=5, early_stopping=True, **settings).fit(x, y)
     losses = [row["validation_loss"] for row in model.history_]
     best = int(np.argmin(losses)) + 1
@@ -199,9 +211,120 @@ def test_fitting_leaves_the_global_random_numbers_alone(two_targets):
     np.testing.assert_array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
 
 
+@pytest.fixture(scope="module")
+def calibrated_regressor(diabetes):
+    x, _, y, _ = diabetes
+    settings = {"noise": (0.3, 0.1), "members": 3, "epochs": 6}
+    return MomentRegressor(**settings, random_state=0).fit(x, y)
+
+
+def test_calibrated_predictions_are_two_numbers_away_from_the_networks_own(
+    calibrated_regressor, diabetes
+):
+    x = diabetes[1]
+    model, own = calibrated_regressor, calibrated_regressor.moments(x, calibrated=False)
+    mean, std = model.predict(x, return_std=True)
+    scale, offset = model.calibration_.scale.item(), model.calibration_.offset.item()
+    np.testing.assert_allclose(std**2, scale * own.variance[:, 0] + offset)
+    np.testing.assert_allclose(mean, own.mean[:, 0])
+    with torch.no_grad():
+        out = model.network_(torch.tensor(x))
+    torch.testing.assert_close(own.covariance_matrix, out.covariance_matrix)
+    np.testing.assert_allclose(
+        model.predict(x, return_std=True, calibrated=False)[1] ** 2, own.variance[:, 0]
+    )
+    np.testing.assert_allclose(model.uncertainty(x), std)
+    np.testing.assert_allclose(model.predict(x, return_cov=True)[1][:, 0, 0], std**2)
+    assert tuple(model.noise_scores_) == (0.1, 0.3)
+
+
+def test_calibration_makes_held_out_targets_likelier(calibrated_regressor, diabetes):
+    _, x, _, y = diabetes
+    target = torch.tensor(y)[:, None]
+    of = {
+        calibrated: calibrated_regressor.moments(x, calibrated=calibrated)
+        for calibrated in (False, True)
+    }
+    density = {
+        key: torch.distributions.Normal(out.mean, out.stddev).log_prob(target).mean()
+        for key, out in of.items()
+    }
+    assert density[True] > density[False] + 0.1
+    # 111 samples: the average of squares of standard normals is 1 +- sqrt(2 / 111). Four of them.
+    assert abs(((of[True].mean - target) / of[True].stddev).square().mean() - 1) < 0.55
+
+
+def test_an_ensemble_is_its_members(calibrated_regressor, diabetes):
+    x_train, x, y_train, _ = diabetes
+    model = calibrated_regressor
+    with torch.no_grad():
+        members = [net(torch.tensor(x)) for net in model.network_.members]
+    means = torch.stack([out.mean for out in members])
+    out = model.moments(x, calibrated=False)
+    torch.testing.assert_close(out.mean, means.mean(0))
+    own = torch.stack([out.variance for out in members]).mean(0)
+    torch.testing.assert_close(out.variance, own + means.var(0, correction=0))
+    assert (means.var(0) > 0).all(), "other initial weights"
+    # The first of them is the network that would have been trained alone.
+    alone = MomentRegressor(noise=model.noise_, epochs=6, calibrate=False, random_state=0)
+    alone.fit(x_train, y_train)
+    np.testing.assert_allclose(alone.predict(x), means[0, :, 0], rtol=1e-4)
+
+
+def test_calibrated_probabilities_are_expected_ones():
+    x, y = load_iris(return_X_y=True)
+    model = MomentClassifier(noise=0.3, epochs=5, folds=3, random_state=0)
+    model.fit(x, y)
+    with torch.no_grad():
+        out = model.network_(torch.tensor(x))
+        expected = expected_softmax(model.calibration_(out))
+    np.testing.assert_allclose(model.predict_proba(x), expected)
+    np.testing.assert_allclose(model.predict_proba(x, calibrated=False), out.mean.softmax(-1))
+    assert (model.predict(x) == expected.argmax(-1).numpy()).all()
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict_proba(x), model.predict_proba(x))
+
+
+def test_calibration_by_a_single_part_and_after_early_stopping(two_targets):
+    x, y = two_targets
+    for settings in ({"folds": 0}, {"early_stopping": True, "members": 2}):
+        model = MomentRegressor(
+            noise=0.3,
+            epochs=4,
+            validation_fraction=0.25,
+            random_state=0,
+            **settings,
+        ).fit(x, y)
+        assert model.calibration_.offset.shape == (2,)
+        _, cov = model.predict(x, return_cov=True)
+        assert (np.linalg.eigvalsh(cov) > 0).all()
+
+
+def test_too_few_samples_to_calibrate(two_targets):
+    x, y = two_targets
+    model = MomentRegressor(noise=0.3, epochs=2).fit(x[:9], y[:9])
+    assert model.calibration_ is None
+    model.predict(x, return_std=True)
+    with pytest.raises(ValueError, match="calibrate=True"):
+        model.predict(x, return_std=True, calibrated=True)
+
+
+@pytest.mark.parametrize(("n", "folds"), [(23, 5), (20, 4), (10, 5)])
+def test_cross_validation_holds_every_row_out_once(n, folds):
+    strata = np.arange(n) % 2
+    parts = cross_validation(n, folds, 0, strata)
+    assert sorted(np.concatenate([part.held_out for part in parts])) == list(range(n))
+    assert len({len(part.training) for part in parts}) == 1, "so that they can train together"
+    for training, held_out in parts:
+        assert not set(training) & set(held_out)
+        assert n - 1 <= len(training) + len(held_out) <= n
+        share = strata[held_out].mean() * len(held_out)
+        assert abs(share - len(held_out) / 2) <= 1
+
+
 def test_data_frames_pipelines_and_searches():
     frame, labels = load_iris(return_X_y=True, as_frame=True)
-    model = MomentClassifier(noise=0.2, epochs=5, random_state=0)
+    model = MomentClassifier(noise=0.2, epochs=3, calibrate=False, random_state=0)
     names = labels.map({0: "setosa", 1: "versicolor", 2: "virginica"})
     assert model.fit(frame, names).feature_names_in_.tolist() == frame.columns.tolist()
     assert set(model.predict(frame)) <= set(names)
@@ -216,7 +339,7 @@ def test_conformal_intervals_cover():
     from mapie.regression import SplitConformalRegressor
 
     x, y = make_regression(1000, 3, noise=20.0, random_state=0)
-    fitted = MomentRegressor(noise=0.1, epochs=15, random_state=0).fit(x[:300], y[:300])
+    fitted = MomentRegressor(noise=0.1, epochs=5, random_state=0).fit(x[:300], y[:300])
     conformal = SplitConformalRegressor(fitted, confidence_level=0.9, prefit=True)
     conformal.conformalize(x[300:650], y[300:650])
     _, intervals = conformal.predict_interval(x[650:])
@@ -230,6 +353,9 @@ def test_conformal_intervals_cover():
     ("settings", "message"),
     [
         ({"noise": "loud"}, "'auto'"),
+        ({"noise": ()}, "several to choose from"),
+        ({"members": 0}, "members must be 1 or more"),
+        ({"folds": 1}, "2 or more, or 0"),
         ({"noise": -0.1}, "noise >= 0"),
         ({"hidden": 50}, "sequence"),
         ({"hidden": (0,)}, "widths of 1 or more"),
@@ -238,7 +364,7 @@ def test_conformal_intervals_cover():
         ({"validation_fraction": 1.0}, "between 0 and 1"),
         ({"patience": 0}, "1 epoch"),
         ({"epochs": 0}, "1 or more"),
-        ({"batch_size": 0}, "batch_size >= 1"),
+        ({"batch_size": 0}, "batch_size must be 1"),
         ({"schedule": "linear"}, "known are"),
     ],
 )

@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import parity, replicas, results, summary, tables, tracked, training
+from benchmarks import (
+    parity,
+    replicas,
+    results,
+    sampling_cost,
+    summary,
+    tables,
+    tracked,
+    training,
+    uncertainty,
+)
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "covary"
@@ -107,6 +117,8 @@ def test_stored_measurements_keep_the_promises():
     assert training.broken_promises(results.load("training")) == []
     assert tracked.broken_promises(results.load("tracked")) == []
     assert parity.broken_promises(results.load("parity")) == []
+    assert sampling_cost.broken_promises(results.load("sampling_cost")) == []
+    assert uncertainty.broken_promises(results.load("uncertainty")) == []
     for row in results.load("replicas"):
         assert row["times faster"] >= replicas.LEAST_TIMES_FASTER
         assert max(row["difference of means"], row["difference of stddevs"]) < 1e-4

@@ -16,7 +16,6 @@ from covary.runs.compare_metrics import ood_key
 from covary.runs.compare_training import CompareConfig
 from covary.runs.config import TRUNKS, DataConfig
 from covary.training import Silent, terminal_or_lines
-from covary.training.config import SCHEDULES
 
 _NETWORK, _OTHERS = "Network and training", "Methods compared with"
 _TASKS = ("classification", "regression")
@@ -96,7 +95,7 @@ def compare(
         float | None, _option(_NETWORK, "--weight-decay", "Weight decay.")
     ] = None,
     schedule: Annotated[
-        str | None, _option(_NETWORK, "--schedule", f"One of {', '.join(SCHEDULES)}.")
+        str | None, _option(_NETWORK, "--schedule", "constant, cooldown, cosine or one-cycle.")
     ] = None,
     validation: Annotated[
         float, _option(_NETWORK, "--validation", "Fraction of the training data to hold out.")

@@ -1,68 +1,97 @@
-"""What the estimators share: the choice of noise, training, prediction in bounded memory."""
+"""What the estimators share: the choice of noise, calibration, training, prediction."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
-from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from covary.activations import MomentActivation
 from covary.covariance import Full
+from covary.estimators.ensemble import Ensemble
+from covary.estimators.folds import Part, cross_validation, one_part
 from covary.estimators.standardized import Standardized
 from covary.estimators.stopping import EarlyStopping
 from covary.models import Network, mlp, with_covariance
 from covary.moments import Moments
 from covary.replicas import ReplicaBatches, ReplicaLoss
 from covary.training import Display, TrainingConfig, fit, terminal_or_lines
+from covary.uncertainty.calibration import combined
+from covary.uncertainty.fidelity import gathered
 
 # What noise="auto" chooses from: standard deviations, in those of the standardised inputs.
-NOISES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
+NOISES = (0.05, 0.1, 0.2, 0.3, 0.5)
 # What it is where there are too few samples to choose.
-_USUAL_NOISE = 0.3
-# A validation part of fewer samples than this says nothing.
+_USUAL_NOISE = 0.1
+# What training takes if nobody says how long: few samples need many epochs, many need few.
+_USUAL_STEPS = 3000
+_LEAST_EPOCHS = 10
+# Fewer samples than this say nothing when they are held out.
 _LEAST_VALIDATION = 5
 # Numbers in the covariances that are computed at a time: 128 MB in double precision.
 _NUMBERS_AT_A_TIME = 2**24
+
+
+class _Task(NamedTuple):
+    """What is to be learnt: raw inputs (n, d) and targets (n, t) or labels (n,)."""
+
+    x: Tensor
+    y: Tensor
+    outputs: int
+    seed: int
+
+
+class _Job(NamedTuple):
+    """A network to train: its noise, the part of the data, and which of the ensemble it is."""
+
+    noise: float
+    part: int
+    member: int
 
 
 class MomentEstimator(BaseEstimator):  # type: ignore[misc]
     """What regression and classification have in common.
 
     The network that is kept has seen all data, unless ``early_stopping``: what stopped early is
-    kept as it is, and has not seen the validation part. So ``noise="auto"`` alone trains twice, all
-    candidates at once on the training part and then the best on everything.
+    kept as it is, and has not seen the validation part. So to choose a noise or to ``calibrate``
+    it trains twice: first all candidates at once, each without the data that are held out from it,
+    and then the best on everything.
 
     Attributes:
         network_: raw inputs (n, n_features_in_) -> ``covary.Moments`` of the targets in their
-            units, or of a logit for each class; in double precision.
+            units, or of a logit for each class; in double precision and without the calibration.
+        calibration_: the layer that calibrates what it gives, Moments -> Moments; None without
+            ``calibrate``, or where there were too few samples.
         noise_: the noise it has.
-        noise_scores_: the score of each noise that was tried on the validation part, higher is
-            better; empty if there was no such part.
+        noise_scores_: the score of each noise that was tried on held-out data, higher is better;
+            empty if there were none.
         n_iter_: epochs that it was trained for.
-        history_: loss and more of each of these epochs; where several noises stopped early
-            together, averages over them.
+        history_: loss and more of each of these epochs; averages over networks that were trained
+            together.
     """
 
     def __init__(
         self,
-        hidden: Sequence[int] = (50,),
+        hidden: Sequence[int] = (50, 50),
         *,
         activation: str | MomentActivation = "relu",
-        noise: float | str = "auto",
+        noise: float | Sequence[float] | str = "auto",
         covariance: str = "shared",
-        epochs: int = 200,
-        batch_size: int = 128,
+        members: int = 1,
+        calibrate: bool = True,
+        folds: int = 5,
+        epochs: int | None = None,
+        batch_size: int = 32,
         lr: float = 1e-2,
-        weight_decay: float = 0.3,
+        weight_decay: float = 0.03,
         schedule: str = "one-cycle",
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
@@ -78,15 +107,25 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
                 given by ``covary.activations``.
             noise: the standard deviation sigma of the noise on the inputs and before each
                 activation, in units of the standardised inputs (1 is one standard deviation of a
-                column). With ``"auto"`` it is the one of ``covary.estimators.NOISES`` that does
-                best on a validation part: regression by the average log density of its targets,
-                each under a Gaussian with the mean and variance that are predicted for it;
-                classification by the log-probability that is predicted for its labels. Of equally
-                good ones the least noise wins.
+                column). Of several, or with ``"auto"`` of ``covary.estimators.NOISES``, it is the
+                one that does best on held-out data: regression by the average log density of the
+                targets, each under a Gaussian with the mean and variance that are predicted for
+                it; classification by the log-probability that is predicted for the labels. With
+                ``calibrate``, after the calibration. Of equally good ones the least noise wins.
             covariance: how covariances are held in training: ``"shared"`` (one for each
                 mini-batch, which is fastest), ``"tracked"``, ``"full"`` or ``"diagonal"``.
                 Predictions have one for each sample, diagonal if that was chosen and full if not.
-            epochs: passes over the training data.
+            members: networks in an ensemble, trained together from other initial weights. Their
+                means are averaged, and the spread of these is added to their covariance.
+            calibrate: fit the size of covariances to the errors on held-out data. Regression: the
+                scale and offset of ``covary.uncertainty.calibration.VarianceCalibration``;
+                classification: the temperature and scale of ``LogitCalibration``.
+            folds: held-out data to choose the noise and to ``calibrate`` come from cross-validation
+                with so many folds, so that every sample is held out once; 0 takes a single
+                validation part of ``validation_fraction`` instead, which is quicker.
+                ``early_stopping`` always takes that.
+            epochs: passes over the training data; None for as many as make 3000 steps, and 10 at
+                least.
             batch_size: samples in a step.
             lr: learning rate of AdamW, at its highest where it has a schedule.
             weight_decay: how strongly weights are pulled to zero, per step and unit of ``lr``.
@@ -95,17 +134,21 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
             early_stopping: stop when the loss on a validation part has not fallen for ``patience``
                 epochs, and go back to the weights with which it was lowest. Goes best with a
                 ``"constant"`` schedule, which does not depend on ``epochs``.
-            validation_fraction: the part of the data that is set aside where ``noise="auto"`` or
-                ``early_stopping`` need it. Where that is less than 5 samples there is nothing to
-                choose or to stop by: the noise is then 0.3, and training takes all its epochs.
+            validation_fraction: the part of the data that is set aside where ``early_stopping`` or
+                ``folds=0`` need it. Where that is less than 5 samples, or there are less than 10
+                for cross-validation, there is nothing to choose, to calibrate or to stop by: the
+                noise is then 0.1, and training takes all its epochs.
             patience: epochs to wait for a lower validation loss.
-            random_state: decides initial weights, the order of samples and the validation part.
+            random_state: decides initial weights, the order of samples and what is held out.
             verbose: show progress.
         """
         self.hidden = hidden
         self.activation = activation
         self.noise = noise
         self.covariance = covariance
+        self.members = members
+        self.calibrate = calibrate
+        self.folds = folds
         self.epochs = epochs
         self.batch_size = batch_size
         self.lr = lr
@@ -122,39 +165,65 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         """The loss of a network of standardised units."""
 
     @abstractmethod
-    def _scores(self, out: Moments, y: Tensor) -> Tensor:
-        """(..., m) how well such a network does on each sample, for the choice of noise."""
+    def _scores(self, out: Moments, y: Tensor, *, calibrated: bool) -> Tensor:
+        """(n,) how well each sample is predicted, for the choice of noise."""
+
+    @abstractmethod
+    def _calibration(self, out: Moments, y: Tensor) -> nn.Module:
+        """The calibration that held-out samples ask for."""
 
     def _fit(self, x: Tensor, y: Tensor, outputs: int, strata: NDArray[Any] | None) -> None:
-        """Choose the noise, and train ``network_``, on inputs (n, d) and labels or targets."""
+        """Choose the noise, calibrate and train, on inputs (n, d) and labels or targets."""
         self._check_parameters()
         self._widest = max(outputs, *self.hidden, 1)
         random = check_random_state(self.random_state)
         seed, split_seed = (int(number) for number in random.randint(2**31 - 1, size=2))
-        training, validation = self._parts(len(x), split_seed, strata)
-        self.noise_ = _USUAL_NOISE if self.noise == "auto" else float(self.noise)
+        task = _Task(x, y, outputs, seed)
+        self._noises = self._candidates()
+        self.noise_ = self._noises[0] if len(self._noises) == 1 else _USUAL_NOISE
         self.noise_scores_: dict[float, float] = {}
-        best = 0
-        if validation is not None:
-            noises = NOISES if self.noise == "auto" else (self.noise_,)
-            data = Standardized(x[training], y[training])
-            held_out = data.standardize(x[validation]), data.targets(y[validation])
-            nets, history = self._train(noises, data, outputs, seed, held_out)
-            scores = [self._score_of(net, *held_out) for net in nets]
-            self.noise_scores_ = dict(zip(noises, scores, strict=True))
-            # The first of equals, which has the least noise; what is no number is never the best.
-            best = int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))
-            self.noise_ = noises[best]
-        if validation is None or not self.early_stopping:
-            data, best = Standardized(x, y), 0
-            nets, history = self._train((self.noise_,), data, outputs, seed, None)
-        self.history_, self.n_iter_ = history, len(history)
-        layers = [data.standardize, *nets[best].children(), *data.back]
-        self.network_ = self._as_predicting(nn.Sequential(*layers)).double().eval()
+        self.calibration_: nn.Module | None = None
+        parts = self._parts(len(x), split_seed, strata)
+        nets: list[nn.Module] = []
+        if parts:
+            nets = self._hold_out(task, parts)
+        if not (parts and self.early_stopping):
+            everything = np.arange(len(x))
+            jobs = [_Job(self.noise_, 0, member) for member in range(self.members)]
+            nets = self._train(task, jobs, [Part(everything, everything[:0])])
+        self.network_ = (nets[0] if self.members == 1 else Ensemble(nets)).eval()
+
+    def _hold_out(self, task: _Task, parts: Sequence[Part]) -> list[nn.Module]:
+        """Choose the noise and calibrate on what is held out; the networks of that noise."""
+        target = torch.cat([task.y[part.held_out] for part in parts])
+        noises = self._noises
+        # The noise is chosen by one network for each fold; the rest of the ensemble follows.
+        first = range(1 if len(noises) > 1 else self.members)
+        jobs = [
+            _Job(noise, part, member)
+            for noise in noises
+            for part in range(len(parts))
+            for member in first
+        ]
+        trained = dict(zip(jobs, self._train(task, jobs, parts), strict=True))
+        held_out = {
+            noise: self._held_out_moments(task, trained, noise, first, parts) for noise in noises
+        }
+        scores = [self._score_of(out, target) for out in held_out.values()]
+        self.noise_scores_ = dict(zip(noises, scores, strict=True))
+        # The first of equals, which has the least noise; what is no number is never the best.
+        self.noise_ = noises[int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))]
+        rest = range(len(first), self.members if self.calibrate or self.early_stopping else 0)
+        if rest:
+            jobs = [_Job(self.noise_, part, each) for part in range(len(parts)) for each in rest]
+            trained |= dict(zip(jobs, self._train(task, jobs, parts), strict=True))
+        if self.calibrate:
+            everyone = range(self.members)
+            out = self._held_out_moments(task, trained, self.noise_, everyone, parts)
+            self.calibration_ = self._calibration(out, target)
+        return [trained[job] for job in trained if job.noise == self.noise_ and job.part == 0]
 
     def _check_parameters(self) -> None:
-        if isinstance(self.noise, str) and self.noise != "auto":
-            raise ValueError(f"noise must be a number or 'auto', got {self.noise!r}.")
         if not 0 < self.validation_fraction < 1:
             raise ValueError(
                 f"validation_fraction must be between 0 and 1, got {self.validation_fraction}."
@@ -163,23 +232,39 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"hidden must be a sequence such as (50,), got {self.hidden}.")
         if self.patience < 1:
             raise ValueError(f"patience must be 1 epoch or more, got {self.patience}.")
-        if self.epochs < 1:
-            raise ValueError(f"epochs must be 1 or more, got {self.epochs}.")
+        if self.epochs is not None and self.epochs < 1:
+            raise ValueError(f"epochs must be 1 or more, or None, got {self.epochs}.")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be 1 or more, got {self.batch_size}.")
+        if self.members < 1:
+            raise ValueError(f"members must be 1 or more, got {self.members}.")
+        if self.folds < 0 or self.folds == 1:
+            raise ValueError(
+                f"folds must be 2 or more, or 0 for a single validation part, got {self.folds}."
+            )
 
-    def _parts(
-        self, n: int, seed: int, strata: NDArray[Any] | None
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-        """Rows to train on and rows to validate on, if they are needed and enough."""
+    def _candidates(self) -> tuple[float, ...]:
+        """The noises to choose from, the least first."""
+        if isinstance(self.noise, str) and self.noise == "auto":
+            return NOISES
+        noises = self.noise if isinstance(self.noise, Sequence | np.ndarray) else [self.noise]
+        if isinstance(noises, str) or len(noises) == 0:
+            raise ValueError(
+                f"noise must be a number, several to choose from, or 'auto', got {self.noise!r}."
+            )
+        return tuple(sorted({float(noise) for noise in noises}))
+
+    def _parts(self, n: int, seed: int, strata: NDArray[Any] | None) -> list[Part]:
+        """What is held out from whom, if anything has to be and there is enough of it."""
+        if not (self.early_stopping or self.calibrate or len(self._noises) > 1):
+            return []
+        if self.folds and not self.early_stopping:
+            folds = min(self.folds, n // 2)
+            return cross_validation(n, folds, seed, strata) if n >= 2 * _LEAST_VALIDATION else []
         size = round(self.validation_fraction * n)
-        wanted = self.early_stopping or self.noise == "auto"
-        if not wanted or size < _LEAST_VALIDATION or n - size < _LEAST_VALIDATION:
-            return np.arange(n), None
-        if strata is not None:
-            members = np.bincount(strata)
-            if members.min() < 2 or min(size, n - size) < len(members):
-                strata = None
-        parts = train_test_split(np.arange(n), test_size=size, random_state=seed, stratify=strata)
-        return parts[0], parts[1]
+        if size < _LEAST_VALIDATION or n - size < _LEAST_VALIDATION:
+            return []
+        return [one_part(n, size, seed, strata)]
 
     def _network(self, inputs: int, outputs: int, noise: float, seed: int) -> nn.Module:
         """The same initial weights for every noise, so that noise makes the difference."""
@@ -192,36 +277,44 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
                 covariance=self.covariance,
             )
 
-    def _train(
-        self,
-        noises: Sequence[float],
-        data: Standardized,
-        outputs: int,
-        seed: int,
-        held_out: tuple[Tensor, Tensor] | None,
-    ) -> tuple[list[nn.Module], list[dict[str, Any]]]:
-        """A network for each noise, all trained at once; with the metrics of every epoch."""
+    def _train(self, task: _Task, jobs: Sequence[_Job], parts: Sequence[Part]) -> list[nn.Module]:
+        """A network for each job, raw inputs -> moments in target units, all trained at once."""
+        x, y, outputs, first_seed = task
+        data = [Standardized(x[part.training], y[part.training]) for part in parts]
+        samples = len(data[0].x)
+        seeds = [first_seed + job.member for job in jobs]
+        nets = [
+            self._network(x.shape[1], outputs, job.noise, seed)
+            for job, seed in zip(jobs, seeds, strict=True)
+        ]
+        loss = ReplicaLoss([self._objective(net) for net in nets])
+        batches = ReplicaBatches(
+            torch.cat([part.x for part in data]),
+            torch.cat([part.y for part in data]),
+            torch.stack([torch.arange(samples) + job.part * samples for job in jobs]),
+            self.batch_size,
+            seeds=seeds,
+        )
         config = TrainingConfig(
-            epochs=self.epochs,
+            epochs=self.epochs or max(_LEAST_EPOCHS, round(_USUAL_STEPS / len(batches))),
             batch_size=self.batch_size,
             lr=self.lr,
             weight_decay=self.weight_decay,
             optimizer="adamw",
             schedule=self.schedule,
-            seed=seed,
+            seed=first_seed,
         )
-        nets = [self._network(data.x.shape[1], outputs, noise, seed) for noise in noises]
-        loss = ReplicaLoss([self._objective(net) for net in nets])
-        rows = torch.arange(len(data.x)).expand(len(nets), -1)
-        batches = ReplicaBatches(data.x, data.y, rows, self.batch_size, seeds=[seed] * len(nets))
         stopping = None
-        if held_out is not None and self.early_stopping:
-            predicting = self._as_predicting(loss.replicas)
-            rows_at_a_time = self._rows_at_a_time()
+        if self.early_stopping and len(parts[0].held_out):
+            rows = parts[0].held_out
             stopping = EarlyStopping(
-                predicting, *held_out, rows_at_a_time=rows_at_a_time, patience=self.patience
+                self._as_predicting(loss.replicas),
+                data[0].standardize(x[rows]),
+                data[0].targets(y[rows]),
+                rows_at_a_time=self._rows_at_a_time(),
+                patience=self.patience,
             )
-        history = fit(
+        self.history_ = fit(
             loss,
             batches,
             config,
@@ -229,42 +322,97 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
             stop=stopping.stop if stopping else None,
             display=_progress() if self.verbose else None,
         )
+        self.n_iter_ = len(self.history_)
         if stopping:
             stopping.restore()
-        return [cast(nn.Module, objective.net) for objective in loss.unstack()], history
+        trained = [cast(nn.Module, objective.net) for objective in loss.unstack()]
+        return [
+            self._as_predicting(
+                nn.Sequential(data[job.part].standardize, *net.children(), *data[job.part].back)
+            ).double()
+            for job, net in zip(jobs, trained, strict=True)
+        ]
 
     def _as_predicting(self, net: Network) -> Network:
         return with_covariance(net, "diagonal" if self.covariance == "diagonal" else "full")
 
     def _rows_at_a_time(self) -> int:
-        return max(1, _NUMBERS_AT_A_TIME // (len(NOISES) * self._widest**2))
+        together = max(len(self._noises), self.members)
+        return max(1, _NUMBERS_AT_A_TIME // (together * self._widest**2))
 
-    def _score_of(self, net: nn.Module, x: Tensor, y: Tensor) -> float:
-        predicting = self._as_predicting(net).eval()
-        size = self._rows_at_a_time()
+    def _held_out_moments(
+        self,
+        task: _Task,
+        trained: dict[_Job, nn.Module],
+        noise: float,
+        members: Sequence[int],
+        parts: Sequence[Part],
+    ) -> Moments:
+        """What an ensemble says of samples that it has not seen, part after part."""
+        return gathered(
+            [
+                combined(
+                    [
+                        self._moments(trained[_Job(noise, index, member)], task.x[rows])
+                        for member in members
+                    ]
+                )
+                for index, (_, rows) in enumerate(parts)
+            ]
+        )
+
+    def _moments(self, net: nn.Module, x: Tensor) -> Moments:
+        net.eval()
         with torch.no_grad():
-            pairs = zip(torch.split(x, size), torch.split(y, size), strict=True)
-            scores = torch.cat([self._scores(predicting(some), target) for some, target in pairs])
-        return float(scores.double().mean())
+            return gathered([net(some) for some in torch.split(x, self._rows_at_a_time())])
 
-    def _outputs(self, X: ArrayLike) -> Iterator[Moments]:  # noqa: N803
-        """What the network gives, as many rows at a time as memory should hold."""
+    def _score_of(self, out: Moments, y: Tensor) -> float:
+        if not self.calibrate:
+            return float(self._scores(out, y, calibrated=False).mean())
+        if not (out.mean.isfinite().all() and out.variance.isfinite().all()):
+            return -np.inf
+        calibrated = self._calibration(out, y)(out)
+        return float(self._scores(calibrated, y, calibrated=True).mean())
+
+    def _calibrated(self, calibrated: bool | None) -> bool:
+        """Whether what is predicted shall be; as ``fit`` made it possible, if nobody says."""
         check_is_fitted(self)
+        if calibrated and self.calibration_ is None:
+            raise ValueError(
+                "There is no calibration to apply: fit with calibrate=True, and 10 samples or more."
+            )
+        return self.calibration_ is not None if calibrated is None else calibrated
+
+    def _outputs(
+        self,
+        X: ArrayLike,  # noqa: N803
+        calibrated: bool | None = None,
+    ) -> Iterator[Moments]:
+        """What the network gives, as many rows at a time as memory should hold."""
+        wanted = self._calibrated(calibrated)
         x = torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
         for some in torch.split(x, self._rows_at_a_time()):
             with torch.no_grad():
                 out = self.network_(some)
+                if wanted and self.calibration_ is not None:
+                    out = self.calibration_(out)
             yield out
 
-    def moments(self, X: ArrayLike) -> Moments:  # noqa: N803
-        """Mean (n, outputs) and covariance of the network's output, in double precision."""
-        parts = [(out.mean, out.covariance_matrix) for out in self._outputs(X)]
+    def moments(
+        self,
+        X: ArrayLike,  # noqa: N803
+        calibrated: bool | None = None,
+    ) -> Moments:
+        """Mean (n, outputs) and covariance of the network's output, in double precision.
+
+        Args:
+            X: inputs (n, d).
+            calibrated: with the calibration or without; by default with it if there is one.
+        """
+        parts = [(out.mean, out.covariance_matrix) for out in self._outputs(X, calibrated)]
         means, matrices = zip(*parts, strict=True)
         mean = torch.cat(means)
         return Moments(mean, Full(torch.cat(matrices), added=mean.new_zeros(1, 1)))
-
-    def _mean(self, X: ArrayLike) -> Tensor:  # noqa: N803
-        return torch.cat([out.mean for out in self._outputs(X)])
 
 
 def _progress() -> Display:

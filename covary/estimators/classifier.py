@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from covary.estimators.base import MomentEstimator
 from covary.moments import Moments
 from covary.training import ClassificationLoss
+from covary.uncertainty.calibration import LogitCalibration, fit_logits
+from covary.uncertainty.scores import expected_softmax
 
 
 class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
@@ -49,20 +51,48 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
-        """(n,) the label of the highest mean."""
-        highest = self._mean(X).argmax(-1).numpy()
-        return cast("NDArray[Any]", self.classes_[highest])
+        """(n,) the most probable label: that of the highest mean, or, calibrated, probability."""
+        most_probable = self.predict_proba(X).argmax(-1)
+        return cast("NDArray[Any]", self.classes_[most_probable])
 
-    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:  # noqa: N803
-        """(n, classes) the softmax of the mean, which does not look at the covariance."""
-        return self._mean(X).softmax(-1).numpy()
+    def predict_proba(
+        self,
+        X: ArrayLike,  # noqa: N803
+        calibrated: bool | None = None,
+    ) -> NDArray[np.float64]:
+        """(n, classes) probabilities.
 
-    def uncertainty(self, X: ArrayLike) -> NDArray[np.float64]:  # noqa: N803
-        """(n,) the entropy of the logits' covariance in nats; higher is less sure."""
-        return torch.cat([out.entropy() for out in self._outputs(X)]).numpy()
+        Args:
+            X: inputs (n, d).
+            calibrated: if so, the softmax averaged over the calibrated Gaussian of the logits
+                (``covary.uncertainty.scores.expected_softmax``); if not, the softmax of the mean,
+                which does not look at the covariance. By default calibrated if there is a
+                calibration.
+        """
+        wanted = self._calibrated(calibrated)
+        outputs = self._outputs(X, wanted)
+        return torch.cat([_probabilities(out, wanted) for out in outputs]).numpy()
+
+    def uncertainty(
+        self,
+        X: ArrayLike,  # noqa: N803
+        calibrated: bool | None = None,
+    ) -> NDArray[np.float64]:
+        """(n,) the entropy of the logits' covariance in nats; higher is less sure.
+
+        A calibration adds the same to all.
+        """
+        return torch.cat([out.entropy() for out in self._outputs(X, calibrated)]).numpy()
 
     def _objective(self, net: nn.Module) -> nn.Module:
         return ClassificationLoss(net)
 
-    def _scores(self, out: Moments, y: Tensor) -> Tensor:
-        return -F.cross_entropy(out.mean, y, reduction="none")
+    def _scores(self, out: Moments, y: Tensor, *, calibrated: bool) -> Tensor:
+        return F.nll_loss(-_probabilities(out, calibrated).log(), y, reduction="none")
+
+    def _calibration(self, out: Moments, y: Tensor) -> LogitCalibration:
+        return fit_logits(out, y)
+
+
+def _probabilities(out: Moments, calibrated: bool) -> Tensor:
+    return expected_softmax(out) if calibrated else out.mean.softmax(-1)

@@ -15,14 +15,16 @@ from torch import Tensor, nn
 from covary.estimators.base import MomentEstimator
 from covary.moments import Moments
 from covary.training import RegressionLoss
+from covary.uncertainty.calibration import VarianceCalibration, fit_variance
 
 
 class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
     """Regression that says how sure it is, of one target or several.
 
     Trained on squared error alone; the standard deviations are what noise within the network makes
-    of its input (SMUC), not a fit to the spread of the residuals. Put a conformal method on top
-    where intervals must cover.
+    of its input (SMUC), not a fit to the spread of the residuals. ``calibrate`` fits two numbers to
+    that spread, ``scale * variance + offset``, which makes them comparable to errors. Put a
+    conformal method on top where intervals must cover.
 
     Examples:
         >>> from sklearn.datasets import make_regression
@@ -53,8 +55,16 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         X: ArrayLike,  # noqa: N803
         return_std: bool = False,
         return_cov: bool = False,
+        calibrated: bool | None = None,
     ) -> Any:
         """Means, and if wanted a measure of how sure they are, in the units of the targets.
+
+        Args:
+            X: inputs (n, d).
+            return_std: give standard deviations too.
+            return_cov: give covariances too.
+            calibrated: with the calibration or without; by default with it if there is one. The
+                mean is the same.
 
         Returns:
             The mean, (n,) or (n, t) as the targets were; or the mean and its standard deviation,
@@ -63,19 +73,21 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         if return_std and return_cov:
             raise ValueError("predict gives a standard deviation or a covariance, not both.")
         if return_cov:
-            out = self.moments(X)
+            out = self.moments(X, calibrated)
             return self._shaped(out.mean), out.covariance_matrix.numpy()
-        if not return_std:
-            return self._shaped(self._mean(X))
-        parts = [(out.mean, out.stddev) for out in self._outputs(X)]
+        parts = [(out.mean, out.stddev) for out in self._outputs(X, calibrated)]
         mean, std = (torch.cat(part) for part in zip(*parts, strict=True))
-        return self._shaped(mean), self._shaped(std)
+        return (self._shaped(mean), self._shaped(std)) if return_std else self._shaped(mean)
 
-    def uncertainty(self, X: ArrayLike) -> NDArray[np.float64]:  # noqa: N803
+    def uncertainty(
+        self,
+        X: ArrayLike,  # noqa: N803
+        calibrated: bool | None = None,
+    ) -> NDArray[np.float64]:
         """(n,) higher is less sure: the standard deviation, or the entropy of several targets."""
         scores = [
             out.stddev[:, 0] if out.mean.shape[-1] == 1 else out.entropy()
-            for out in self._outputs(X)
+            for out in self._outputs(X, calibrated)
         ]
         return torch.cat(scores).numpy()
 
@@ -85,8 +97,12 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
     def _objective(self, net: nn.Module) -> nn.Module:
         return RegressionLoss(net)
 
-    def _scores(self, out: Moments, y: Tensor) -> Tensor:
+    def _scores(self, out: Moments, y: Tensor, *, calibrated: bool) -> Tensor:
         # A variance of 0, which a network without live units has, must not win by a lucky hit.
-        var = out.variance.clamp(min=1e-8)
+        least = 1e-8 * y.var(0, correction=0)
+        var = torch.maximum(out.variance, torch.where(least > 0, least, 1e-8))
         densities = -0.5 * ((out.mean - y).square() / var + var.log() + math.log(2 * math.pi))
         return densities.mean(-1)
+
+    def _calibration(self, out: Moments, y: Tensor) -> VarianceCalibration:
+        return fit_variance(out, y)

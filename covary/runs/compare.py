@@ -27,9 +27,9 @@ from covary.runs.compare_metrics import (
     summarised,
 )
 from covary.runs.compare_training import KINDS, CompareConfig, Workshop, described
-from covary.runs.config import DataConfig
+from covary.runs.config import DataConfig, RunConfig
 from covary.runs.directory import Run, RunError, environment
-from covary.runs.samples import foreign_sets, load_data
+from covary.runs.samples import foreign_sets, load_data, validation_rows
 from covary.runs.tracking import quietly
 from covary.runs.training import resolve, train
 from covary.training import ClassificationLoss, Display, RegressionLoss, Silent
@@ -37,6 +37,7 @@ from covary.training.config import make_optimizer
 from covary.training.log import without_nan
 
 _ROUNDS = 8
+_LEAST_HELD_OUT = 10
 RESULT, SETTINGS, COSTS = "compare.json", "settings.json", "costs.json"
 
 
@@ -82,17 +83,20 @@ def compare(
     settings, say = settings or CompareConfig(), say or _unsaid
     _check(seeds, data)
     store = Run(out)
-    _prepare(store, data, chosen or {}, settings, resume=resume, overwrite=overwrite)
     per_seed: dict[int, dict[str, Any]] = {}
     notes: list[str] = []
     for seed in seeds:
         dataset, schema = load_data(data, data_dir=data_dir, seed=seed)
         config = resolve(data, dataset, {**(chosen or {}), "seed": seed})
-        # Before hours of training, and not after it: what cannot be found is said now.
+        # Before hours of training, and not after it: what cannot be done is said now.
         wanted = _wanted(methods, config.model.task)
         foreign, news = foreign_sets(
             config.data, schema, dataset, ood, data_dir=data_dir, seed=seed
         )
+        _check_config(config, len(dataset.x))
+        if seed == seeds[0]:
+            # Not earlier: a folder begun with a wrong choice would refuse the right one.
+            _prepare(store, data, chosen or {}, settings, resume=resume, overwrite=overwrite)
         run = Run(out / f"seed-{seed}" / "mnn")
         if not run.model_path.exists():
             say(f"seed {seed}: training mnn")
@@ -135,6 +139,18 @@ def _check(seeds: Sequence[int], data: DataConfig) -> None:
         raise ValueError(
             "A comparison needs held-out rows, to fit temperatures and variances on: a validation "
             "part above 0."
+        )
+
+
+def _check_config(config: RunConfig, n: int) -> None:
+    """Whether the network can be built, and n training rows leave enough to fit on."""
+    config.model.build()  # names its activation, counts its noise
+    held_out = len(validation_rows(n, config)[0])
+    if held_out < _LEAST_HELD_OUT:
+        raise ValueError(
+            f"A comparison needs {_LEAST_HELD_OUT} held-out rows at least, to fit temperatures and "
+            f"variances on; a validation part of {config.data.validation:g} makes {held_out} of "
+            f"{n} training rows. Hold out more (--validation)."
         )
 
 

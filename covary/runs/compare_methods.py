@@ -117,13 +117,16 @@ def _plain_regressors(shop: Workshop) -> list[Method]:
     description = (
         "Conventional network of the same widths, and one variance for all, by held-out data."
     )
-    return [_only_calibrated("plain", description, net, shop)]
+    name = "plain, constant variance"
+    # As it is, a single network has no variance, and so predicts no target.
+    _, calibrated = _with_calibrated(GaussianRegressor(name, description, net), shop)
+    return [GaussianRegressor(name, description, calibrated.module)]
 
 
 def _dropout_regressors(shop: Workshop) -> list[Method]:
     draws, description = _dropout(shop)
-    description += " Their spread, scaled, and a constant, by held-out data."
-    return [_only_calibrated("MC dropout", description, Spread(draws), shop)]
+    description += " Their spread is the variance."
+    return _with_calibrated(GaussianRegressor("MC dropout", description, Spread(draws)), shop)
 
 
 def _gaussian_regressors(shop: Workshop) -> list[Method]:
@@ -177,12 +180,6 @@ def _bayesian(
 
 def _calibrated(method: Classifier, shop: Workshop) -> list[Method]:
     return [calibrated_classifier(method, shop.x_held_out, shop.y_held_out)]
-
-
-def _only_calibrated(name: str, description: str, net: nn.Module, shop: Workshop) -> Method:
-    """Without the noise of targets, which calibration adds, a spread predicts no target."""
-    _, calibrated = _with_calibrated(GaussianRegressor(name, description, net), shop)
-    return GaussianRegressor(name, description, calibrated.module)
 
 
 def _with_calibrated(method: GaussianRegressor, shop: Workshop) -> list[Method]:
