@@ -81,6 +81,8 @@ results: setup
 	$(BIN)/python -m benchmarks.quadrature_accuracy
 	$(BIN)/python -m benchmarks.parity
 	$(BIN)/python -m benchmarks.tracking_trials
+	$(BIN)/python -m benchmarks.uncertainty
+	$(BIN)/python -m benchmarks.uci
 
 clean:
 	rm -rf $(VENV) site out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks

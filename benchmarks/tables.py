@@ -385,7 +385,20 @@ def awareness() -> str:
     )
 
 
+def sampling_cost() -> str:
+    found = load("sampling_cost")
+    names = list(next(iter(found.values()))["over plain"])
+    return markdown(
+        ["a batch of 128, forward passes of the plain network", *found],
+        [
+            [name, *(f"{threads['over plain'][name]:.1f}" for threads in found.values())]
+            for name in names
+        ],
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "sampling cost": sampling_cost,
     "uci": uci,
     "attacks": attacks,
     "awareness": awareness,

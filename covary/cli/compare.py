@@ -249,7 +249,7 @@ def _shown(found: dict[str, float | None] | None) -> str:
     if found is None or found["mean"] is None:
         return "undefined"
     mean, spread = found["mean"], found["stddev"]
-    digits = 3 if abs(mean) < 100 else 1
+    digits = 5 if abs(mean) < 0.02 else 3 if abs(mean) < 100 else 1
     return f"{mean:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
 
 
