@@ -258,7 +258,7 @@ def test_an_ensemble_is_its_members(calibrated_regressor, diabetes):
     x_train, x, y_train, _ = diabetes
     model = calibrated_regressor
     with torch.no_grad():
-        members = [net(torch.tensor(x)) for net in model.network_.members]
+        members = [net(torch.tensor(x)) for net in model.network_.nets]
     means = torch.stack([out.mean for out in members])
     out = model.moments(x, calibrated=False)
     torch.testing.assert_close(out.mean, means.mean(0))

@@ -10,6 +10,7 @@ import typer
 
 from covary.cli import common
 from covary.cli.common import DataDir, Debug, Json, RunPath, Seed, reported, say
+from covary.cli.options import PerSampleCovariance
 from covary.runs import Run
 from covary.runs.attack import (
     ATTACKS,
@@ -19,7 +20,7 @@ from covary.runs.attack import (
     check_epsilons,
     check_search,
 )
-from covary.runs.config import PER_SAMPLE, check_covariance
+from covary.runs.config import check_covariance
 
 _SWEEP = ",".join(f"{epsilon:g}" for epsilon in EPSILONS)
 
@@ -53,14 +54,7 @@ def attack(
             help="Keep pixels in their range, and columns of tables between their extremes.",
         ),
     ] = True,
-    covariance: Annotated[
-        str | None,
-        typer.Option(
-            "--covariance",
-            help=f"How it is held: {', '.join(PER_SAMPLE)}.",
-            show_default="tracked if it was so in training, else full",
-        ),
-    ] = None,
+    covariance: PerSampleCovariance = None,
     search: Annotated[
         str,
         typer.Option(

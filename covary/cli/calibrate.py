@@ -8,8 +8,8 @@ import typer
 
 from covary.cli import common
 from covary.cli.common import DataDir, Debug, Json, RunPath, quoted, reported, say
+from covary.cli.options import PerSampleCovariance
 from covary.runs import Run
-from covary.runs.config import PER_SAMPLE
 from covary.runs.uncertainty import NOISE, HeldOut
 from covary.runs.uncertainty import calibrate as fit
 
@@ -25,14 +25,7 @@ def calibrate(
             f"or per layer ({', '.join(NOISE)}).",
         ),
     ] = "keep",
-    covariance: Annotated[
-        str | None,
-        typer.Option(
-            "--covariance",
-            help=f"How it is held: {', '.join(PER_SAMPLE)}.",
-            show_default="tracked if it was so in training, else full",
-        ),
-    ] = None,
+    covariance: PerSampleCovariance = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     debug: Debug = False,

@@ -7,30 +7,25 @@ from typing import Annotated, Any
 
 import typer
 
-from covary.cli import common
+from covary.cli import common, options
 from covary.cli.common import DataDir, Debug, Json, reported, say
+from covary.cli.options import NETWORK, option
 from covary.data import describe
 from covary.runs.compare import compare as compare_methods
 from covary.runs.compare import method_names
 from covary.runs.compare_metrics import ood_key
 from covary.runs.compare_training import CompareConfig
-from covary.runs.config import TRUNKS, DataConfig
+from covary.runs.config import DataConfig
 from covary.training import Silent, terminal_or_lines
 
-_NETWORK, _OTHERS = "Network and training", "Methods compared with"
+_OTHERS = "Methods compared with"
 _TASKS = ("classification", "regression")
 _USUAL = CompareConfig()
 
 
-def _option(panel: str, name: str, help_text: str, **more: Any) -> Any:
-    return typer.Option(name, rich_help_panel=panel, help=help_text, **more)
-
-
 @reported
 def compare(
-    data: Annotated[
-        str, typer.Argument(help="A known set (covary data list), or a .csv, .tsv, .parquet file.")
-    ],
+    data: options.Data,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Folder.", show_default="runs/compare-DATA"),
@@ -57,67 +52,39 @@ def compare(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the comparison in the folder.")
     ] = False,
-    hidden: Annotated[
-        str | None, _option(_NETWORK, "--hidden", "Units of the hidden layers, such as 128,64,32.")
-    ] = None,
-    trunk: Annotated[
-        str | None,
-        _option(
-            _NETWORK,
-            "--trunk",
-            f"Layers before the first moments, for images: {', '.join(TRUNKS)}.",
-        ),
-    ] = None,
+    hidden: options.Hidden = None,
+    trunk: options.Trunk = None,
     activation: Annotated[
         str | None,
-        _option(
-            _NETWORK,
+        option(
+            NETWORK,
             "--activation",
             "Of all networks; conventional ones have relu in place of heaviside.",
         ),
     ] = None,
-    noise: Annotated[
-        str | None,
-        _option(
-            _NETWORK,
-            "--noise",
-            "Sigma on the scaled input and on each hidden layer, or one for all.",
-        ),
-    ] = None,
-    epochs: Annotated[
-        int | None, _option(_NETWORK, "--epochs", "Passes over the training data.")
-    ] = None,
-    batch_size: Annotated[
-        int | None, _option(_NETWORK, "--batch-size", "Samples in a step.")
-    ] = None,
-    lr: Annotated[float | None, _option(_NETWORK, "--lr", "Learning rate, at its highest.")] = None,
-    weight_decay: Annotated[
-        float | None, _option(_NETWORK, "--weight-decay", "Weight decay.")
-    ] = None,
-    schedule: Annotated[
-        str | None, _option(_NETWORK, "--schedule", "constant, cooldown, cosine or one-cycle.")
-    ] = None,
-    validation: Annotated[
-        float, _option(_NETWORK, "--validation", "Fraction of the training data to hold out.")
-    ] = 0.1,
-    split: Annotated[
-        int, _option(_NETWORK, "--split", "Which of the published splits (UCI sets).")
-    ] = 0,
+    noise: options.Noise = None,
+    epochs: options.Epochs = None,
+    batch_size: options.BatchSize = None,
+    lr: options.LearningRate = None,
+    weight_decay: options.WeightDecay = None,
+    schedule: options.Schedule = None,
+    validation: options.Validation = 0.1,
+    split: options.Split = 0,
     target: Annotated[
         list[str] | None,
-        _option(_NETWORK, "--target", "Column of a table to predict; repeat for several."),
+        option("Tables", "--target", "Column of a table to predict; repeat for several."),
     ] = None,
     members: Annotated[
-        int, _option(_OTHERS, "--members", "Networks of a deep ensemble.", min=1)
+        int, option(_OTHERS, "--members", "Networks of a deep ensemble.", min=1)
     ] = _USUAL.members,
     mc_dropout: Annotated[
-        float, _option(_OTHERS, "--mc-dropout", "Probability of Monte Carlo dropout.")
+        float, option(_OTHERS, "--mc-dropout", "Probability of Monte Carlo dropout.")
     ] = _USUAL.dropout,
     samples: Annotated[
-        int, _option(_OTHERS, "--samples", "Dropout masks per prediction.", min=1)
+        int, option(_OTHERS, "--samples", "Dropout masks per prediction.", min=1)
     ] = _USUAL.samples,
     epsilon: Annotated[
-        float, _option(_OTHERS, "--epsilon", "Size of the attack, in ranges of a pixel.")
+        float, option(_OTHERS, "--epsilon", "Size of the attack, in ranges of a pixel.")
     ] = _USUAL.epsilon,
     data_dir: DataDir = None,
     as_json: Json = False,

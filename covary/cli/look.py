@@ -19,10 +19,11 @@ from covary.cli.common import (
     reported,
     say,
 )
+from covary.cli.options import PerSampleCovariance
 from covary.report.words import contradictions
 from covary.runs import Run
 from covary.runs import evaluate as measure
-from covary.runs.config import PER_SAMPLE, check_covariance
+from covary.runs.config import check_covariance
 
 _WORDS = {
     "samples": "samples",
@@ -55,14 +56,7 @@ _WORDS = {
 def evaluate(
     run: RunPath,
     ood: ForeignData = None,
-    covariance: Annotated[
-        str | None,
-        typer.Option(
-            "--covariance",
-            help=f"How it is held: {', '.join(PER_SAMPLE)}.",
-            show_default="tracked if it was so in training, else full",
-        ),
-    ] = None,
+    covariance: PerSampleCovariance = None,
     exact_width: Annotated[
         int | None,
         typer.Option(

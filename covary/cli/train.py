@@ -4,34 +4,28 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from covary import activations, covariance
-from covary.cli import common
+from covary.cli import common, options
 from covary.cli.common import DataDir, Debug, Json, Seed, reported, say
+from covary.cli.options import NETWORK, TRAINING, option
 from covary.data import describe
 from covary.runs import DataConfig, Run, RunConfig
-from covary.runs.config import TRUNKS
 from covary.runs.samples import load_data, validation_rows
 from covary.runs.tracking import fidelity_of, summary
 from covary.runs.training import resolve
 from covary.runs.training import train as train_run
 from covary.training import Silent, terminal_or_lines
 
-_NETWORK, _TRAINING, _TABLE, _ENGINE = "Network", "Training", "Tables", "Devices"
-
-
-def _option(panel: str, name: str, help_text: str, **more: Any) -> Any:
-    return typer.Option(name, rich_help_panel=panel, help=help_text, **more)
+_TABLE, _ENGINE = "Tables", "Devices"
 
 
 @reported
 def train(
-    data: Annotated[
-        str, typer.Argument(help="A known set (covary data list), or a .csv, .tsv, .parquet file.")
-    ],
+    data: options.Data,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Folder of the run.", show_default="runs/DATA"),
@@ -45,40 +39,24 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the whole configuration and stop.")
     ] = False,
-    hidden: Annotated[
-        str | None, _option(_NETWORK, "--hidden", "Units of the hidden layers, such as 128,64,32.")
-    ] = None,
-    trunk: Annotated[
-        str | None,
-        _option(
-            _NETWORK,
-            "--trunk",
-            f"Ordinary layers before the first moments, for images: {', '.join(TRUNKS)}.",
-        ),
-    ] = None,
+    hidden: options.Hidden = None,
+    trunk: options.Trunk = None,
     activation: Annotated[
-        str | None, _option(_NETWORK, "--activation", f"One of {', '.join(activations.names())}.")
+        str | None, option(NETWORK, "--activation", f"One of {', '.join(activations.names())}.")
     ] = None,
-    noise: Annotated[
-        str | None,
-        _option(
-            _NETWORK,
-            "--noise",
-            "Sigma on the scaled input and on each hidden layer: one for all, or a list.",
-        ),
-    ] = None,
+    noise: options.Noise = None,
     held_covariance: Annotated[
         str | None,
-        _option(
-            _NETWORK,
+        option(
+            NETWORK,
             "--covariance",
             f"How it is held in training: {', '.join(covariance.names())}.",
         ),
     ] = None,
     exact_width: Annotated[
         int | None,
-        _option(
-            _NETWORK,
+        option(
+            NETWORK,
             "--exact-width",
             "With tracked covariances, in evaluation: layers of up to so many units have exact "
             "variances. Not given: the least that is good enough.",
@@ -86,89 +64,74 @@ def train(
         ),
     ] = None,
     batch_norm: Annotated[
-        bool, _option(_NETWORK, "--batch-norm", "Normalise before each activation.")
+        bool, option(NETWORK, "--batch-norm", "Normalise before each activation.")
     ] = False,
     dropout: Annotated[
-        float | None, _option(_NETWORK, "--dropout", "Probability of dropping a hidden unit.")
+        float | None, option(NETWORK, "--dropout", "Probability of dropping a hidden unit.")
     ] = None,
-    epochs: Annotated[
-        int | None, _option(_TRAINING, "--epochs", "Passes over the training data.")
-    ] = None,
-    batch_size: Annotated[
-        int | None, _option(_TRAINING, "--batch-size", "Samples in a step, over all devices.")
-    ] = None,
-    lr: Annotated[
-        float | None, _option(_TRAINING, "--lr", "Learning rate, at its highest.")
-    ] = None,
-    weight_decay: Annotated[
-        float | None, _option(_TRAINING, "--weight-decay", "Weight decay.")
-    ] = None,
-    optimizer: Annotated[str | None, _option(_TRAINING, "--optimizer", "adam or adamw.")] = None,
-    schedule: Annotated[
-        str | None, _option(_TRAINING, "--schedule", "constant, cooldown, cosine or one-cycle.")
-    ] = None,
+    epochs: options.Epochs = None,
+    batch_size: options.BatchSize = None,
+    lr: options.LearningRate = None,
+    weight_decay: options.WeightDecay = None,
+    optimizer: Annotated[str | None, option(TRAINING, "--optimizer", "adam or adamw.")] = None,
+    schedule: options.Schedule = None,
     clip: Annotated[
-        float | None, _option(_TRAINING, "--clip", "Largest norm of the gradient; 0 for any.")
+        float | None, option(TRAINING, "--clip", "Largest norm of the gradient; 0 for any.")
     ] = None,
-    validation: Annotated[
-        float,
-        _option(_TRAINING, "--validation", "Fraction of the training data to watch training with."),
-    ] = 0.1,
+    validation: options.Validation = 0.1,
     augment: Annotated[
-        bool, _option(_TRAINING, "--augment", "Random crop and horizontal flip of images.")
+        bool, option(TRAINING, "--augment", "Random crop and horizontal flip of images.")
     ] = False,
-    split: Annotated[
-        int, _option(_TRAINING, "--split", "Which of the published splits (UCI sets).")
-    ] = 0,
+    split: options.Split = 0,
     seed: Seed = 0,
     target: Annotated[
-        list[str] | None, _option(_TABLE, "--target", "Column to predict; repeat for several.")
+        list[str] | None, option(_TABLE, "--target", "Column to predict; repeat for several.")
     ] = None,
-    task: Annotated[str, _option(_TABLE, "--task", "auto, classification or regression.")] = "auto",
+    task: Annotated[str, option(_TABLE, "--task", "auto, classification or regression.")] = "auto",
     test_fraction: Annotated[
-        float, _option(_TABLE, "--test-fraction", "Fraction of the rows to test on.")
+        float, option(_TABLE, "--test-fraction", "Fraction of the rows to test on.")
     ] = 0.2,
     missing: Annotated[
         str,
-        _option(
+        option(
             _TABLE, "--missing", "Missing values: error, mean (fill in and mark) or drop (the row)."
         ),
     ] = "error",
     category: Annotated[
         list[str] | None,
-        _option(_TABLE, "--category", "Column of numbers that are names; repeat for several."),
+        option(_TABLE, "--category", "Column of numbers that are names; repeat for several."),
     ] = None,
     drop: Annotated[
-        list[str] | None, _option(_TABLE, "--drop", "Column to leave out; repeat for several.")
+        list[str] | None, option(_TABLE, "--drop", "Column to leave out; repeat for several.")
     ] = None,
-    encoding: Annotated[str, _option(_TABLE, "--encoding", "How text is encoded.")] = "utf-8",
+    encoding: Annotated[str, option(_TABLE, "--encoding", "How text is encoded.")] = "utf-8",
     delimiter: Annotated[
-        str, _option(_TABLE, "--delimiter", "What separates columns; found out if not given.")
+        str, option(_TABLE, "--delimiter", "What separates columns; found out if not given.")
     ] = "",
     accelerator: Annotated[
         str,
-        _option(
+        option(
             _ENGINE,
             "--accelerator",
             "auto (cuda, else cpu), or one of Lightning Fabric's.",
         ),
     ] = "auto",
     devices: Annotated[
-        int, _option(_ENGINE, "--devices", "How many; each gets its part of every batch.", min=1)
+        int, option(_ENGINE, "--devices", "How many; each gets its part of every batch.", min=1)
     ] = 1,
     strategy: Annotated[
-        str, _option(_ENGINE, "--strategy", "How devices work together, such as ddp.")
+        str, option(_ENGINE, "--strategy", "How devices work together, such as ddp.")
     ] = "auto",
     precision: Annotated[
         str | None,
-        _option(
+        option(
             _ENGINE,
             "--precision",
             "32-true, 64-true, 16-mixed or bf16-mixed; moments keep 32 bits.",
         ),
     ] = None,
     checkpoint_minutes: Annotated[
-        float, _option(_ENGINE, "--checkpoint-minutes", "Save this often within long epochs.")
+        float, option(_ENGINE, "--checkpoint-minutes", "Save this often within long epochs.")
     ] = 5.0,
     data_dir: DataDir = None,
     as_json: Json = False,

@@ -15,8 +15,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from covary.activations import MomentActivation
+from covary.baselines import Mixture
 from covary.covariance import Full
-from covary.estimators.ensemble import Ensemble
 from covary.estimators.folds import Part, cross_validation, one_part
 from covary.estimators.standardized import Standardized
 from covary.estimators.stopping import EarlyStopping
@@ -191,7 +191,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
             everything = np.arange(len(x))
             jobs = [_Job(self.noise_, 0, member) for member in range(self.members)]
             nets = self._train(task, jobs, [Part(everything, everything[:0])])
-        self.network_ = (nets[0] if self.members == 1 else Ensemble(nets)).eval()
+        self.network_ = (nets[0] if self.members == 1 else Mixture(nets)).eval()
 
     def _hold_out(self, task: _Task, parts: Sequence[Part]) -> list[nn.Module]:
         """Choose the noise and calibrate on what is held out; the networks of that noise."""
