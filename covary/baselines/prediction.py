@@ -159,7 +159,7 @@ class AveragedClassifier(Classifier):
     Args:
         name: what it is called in results.
         description: what it does.
-        draws: ``Members`` or ``DropoutSamples``: raw inputs (B, ...) -> logits (M, B, K).
+        module: ``Members`` or ``DropoutSamples``: raw inputs (B, ...) -> logits (M, B, K).
     """
 
     def moments(self, x: Tensor) -> Moments:

@@ -1,6 +1,6 @@
 """How unsure is a network, and how far is that to be trusted."""
 
-from covary.uncertainty import metrics, scores
+from covary.uncertainty import calibration, metrics, scores
 from covary.uncertainty.fitted import FittedScore, fit
 
-__all__ = ["FittedScore", "fit", "metrics", "scores"]
+__all__ = ["FittedScore", "calibration", "fit", "metrics", "scores"]
