@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import covary
 from covary.cli import app
-from covary.runs import DataConfig, Run, RunError, calibrate, evaluate
+from covary.runs import DataConfig, Run, RunError, calibrate, evaluate, uncertainty_of
 from covary.runs.samples import load_data, validation_rows
 from covary.runs.training import resolve, train
 from covary.uncertainty import FittedScore, fit, metrics
@@ -199,6 +199,11 @@ def test_a_run_keeps_its_calibration_and_scores(digits, monkeypatch):
     assert calibration["test"]["nll"] == pytest.approx(expected, rel=1e-3)
     with np.load(digits.predictions_path) as arrays:
         assert arrays["test/fitted"].shape == (len(dataset.x_test),)
+    known = uncertainty_of(digits)
+    assert known.calibration.to_dict()["temperature"] == calibration["temperature"]
+    score = known.scores["fitted"](net, dataset.x_test)
+    with np.load(digits.predictions_path) as arrays:
+        np.testing.assert_allclose(score, arrays["test/fitted"], rtol=1e-4, atol=1e-4)
     # Known from now on: nothing is fitted again.
     monkeypatch.setattr("covary.runs.uncertainty.fit_logits", None)
     again = evaluate(digits)
@@ -256,6 +261,8 @@ def test_a_run_without_held_out_data(tmp_path):
     assert any("--validation" in note for note in found["notes"])
     with pytest.raises(RunError, match="held-out"):
         calibrate(run)
+    with pytest.raises(RunError, match="no calibration"):
+        uncertainty_of(run)
 
 
 def test_a_run_of_regression(tmp_path):
@@ -266,6 +273,7 @@ def test_a_run_of_regression(tmp_path):
     found = evaluate(run)
     before, after = found["parts"]["test"], found["calibration"]["test"]
     assert found["calibration"]["kind"] == "variance"
+    assert any("held-out samples" in note for note in found["notes"])
     assert after["rmse"] == pytest.approx(before["rmse"])
     assert after["log_likelihood"] > before["log_likelihood"]
     scale = float(run.network().rescale.scale)

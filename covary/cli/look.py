@@ -113,6 +113,8 @@ def evaluate(
         ["", *columns],
         [[_WORDS[key], *(_number(part, key) for part in columns.values())] for key in keys],
     )
+    if calibrated:
+        say(f"Calibrated on {calibrated['held_out_samples']:,} held-out training samples.")
     _show_scores(evaluation["scores"])
     if evaluation["by_target"]:
         common.show_table(

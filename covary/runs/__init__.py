@@ -7,7 +7,7 @@ from covary.runs.directory import Run, RunError
 from covary.runs.evaluation import evaluate
 from covary.runs.fidelity import measure_fidelity
 from covary.runs.training import train
-from covary.runs.uncertainty import calibrate
+from covary.runs.uncertainty import calibrate, uncertainty_of
 
 __all__ = [
     "DataConfig",
@@ -21,4 +21,5 @@ __all__ = [
     "evaluate",
     "measure_fidelity",
     "train",
+    "uncertainty_of",
 ]

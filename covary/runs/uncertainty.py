@@ -38,6 +38,8 @@ Choice = Callable[[nn.Module, Tensor, Tensor], tuple[float, ...] | None]
 _MOST = 6000
 _LEAST = 10
 _TO_CHOOSE_NOISE = 2000
+# Fewer than so many are worth a warning.
+_FEW = 200
 _TOO_FEW = (
     "There are too few held-out samples ({}) to calibrate or fit a score with; train with "
     "--validation 0.1."
@@ -90,6 +92,22 @@ def known_or_fitted(
     fitted = _fitted(net, dataset, rows, _classifies(run), progress)
     _write(run, fitted, about)
     return fitted
+
+
+def uncertainty_of(run: Run) -> HeldOut:
+    """The calibration and the scores that are kept with a run, to use on inputs of one's own.
+
+    They are of the covariances that ``evaluate`` or ``calibrate`` had, ``"full"`` by default; where
+    ``noise`` is not None, calibration is of ``covary.with_noise(net, noise)``.
+    """
+    content = _content(run)
+    if content is None or content["weights"] != weights_digest(run.network()):
+        raise RunError(
+            f"{run.path} has no calibration of its weights yet: run covary evaluate or calibrate."
+        )
+    known = _known(run, {key: content[key] for key in ("weights", "covariance")})
+    assert known is not None
+    return known
 
 
 def calibrate(
@@ -179,17 +197,32 @@ def _fitted(
         ),
     }
     scores: dict[str, FittedScore] = {}
-    notes = []
+    missing = {}
     for name, make in makers.items():
         try:
             scores[name] = make()
         except ValueError as error:  # too few samples for so many features
-            notes.append(f"There is no {name.replace('_', ' ')} score: {error}")
+            missing[name] = str(error)
+    notes = [f"There is no {name.replace('_', ' ')} score: {missing[name]}" for name in missing][:1]
     noise = choose(net, x, y)
     if noise is not None:
         moments = _looked_at(with_noise(net, noise), x, progress)[1]
     calibration: Calibration = fit_logits(moments, y) if classify else fit_variance(moments, y)
+    if len(x) < _FEW:
+        notes.append(
+            f"Calibration was fitted to only {len(x)} held-out samples: on others it may do no "
+            "good. Hold out more with --validation, if there are more."
+        )
+    if not classify and _is_constant(calibration(moments).stddev):
+        notes.append(
+            "Calibration found no use for the covariance: calibrated standard deviations are the "
+            "same for all inputs, to a percent."
+        )
     return HeldOut(calibration, scores, len(x), notes, noise)
+
+
+def _is_constant(stddev: Tensor) -> bool:
+    return bool((stddev.std(0) < 0.01 * stddev.mean(0)).all())
 
 
 @torch.no_grad()

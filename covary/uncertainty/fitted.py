@@ -182,9 +182,10 @@ def fit_features(values: Tensor, mean: Tensor, *, classes: int, features: str) -
     """The same from features (n, d) and the output's means (n, outputs) that are known already."""
     n, width = values.shape
     if n < max(_LEAST_SAMPLES, 2 * width):
+        more = " for each class" if classes > 1 else ""
         raise ValueError(
             f"A score of {width} features needs {max(_LEAST_SAMPLES, 2 * width)} held-out samples "
-            f"at least, and some hundreds for each class to be good; got {n}."
+            f"at least, and some hundreds{more} to be good; got {n}."
         )
     if not bool(torch.isfinite(values).all()):
         bad = int((~torch.isfinite(values).all(-1)).sum())
