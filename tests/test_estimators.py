@@ -28,7 +28,9 @@ QUICK: dict[str, Any] = {"hidden": (20,), "batch_size": 128}
 CHECKED = [
     MomentRegressor(noise=0.1, epochs=15, lr=0.05, calibrate=False, **QUICK),
     MomentClassifier(noise=0.1, epochs=15, lr=0.05, calibrate=False, **QUICK),
-    MomentRegressor(noise=(0.1, 0.5), epochs=10, lr=0.1, early_stopping=True, **QUICK),
+    MomentRegressor(
+        noise=(0.1, 0.5), epochs=10, lr=0.1, early_stopping=True, calibrate=False, **QUICK
+    ),
     MomentClassifier(noise=0.1, epochs=10, lr=0.1, members=2, folds=2, **QUICK),
 ]
 
