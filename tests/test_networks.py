@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -111,7 +111,13 @@ def deep_networks(draw: st.DrawFn) -> tuple[nn.Sequential, Tensor]:
     return net, torch.randn(3, widths[0], generator=generator)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+# Networks are built while they are drawn: on a busy machine that is slow, and no failure.
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(deep_networks())
 def test_covariances_are_positive_semidefinite(network):
     net, x = network

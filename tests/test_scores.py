@@ -196,7 +196,7 @@ def test_what_all_logits_share_makes_no_difference():
             torch.testing.assert_close(score(shifted), score(moments), rtol=1e-6, atol=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     st.lists(st.floats(-1e6, 1e6, width=32), min_size=2, max_size=6),
     st.floats(0, 1e6, width=32),
