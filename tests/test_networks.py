@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import covary
 from benchmarks import steps
 from covary import activations, covariance
-from covary.linalg import default_rtol
 from tests import digits, reference
 
 COVARIANCES = covariance.names()
@@ -112,13 +111,7 @@ def deep_networks(draw: st.DrawFn) -> tuple[nn.Sequential, Tensor]:
     return net, torch.randn(3, widths[0], generator=generator)
 
 
-# Networks are built while they are drawn: on a busy machine that is slow, and no failure.
-@settings(
-    max_examples=150,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(deep_networks())
 def test_covariances_are_positive_semidefinite(network):
     net, x = network
@@ -127,13 +120,12 @@ def test_covariances_are_positive_semidefinite(network):
         net(x)
     for name, layer in layers.items():
         matrix = layer.covariance_matrix
-        rtol = default_rtol(matrix.shape[-1], matrix.dtype)  # what counts as round-off
         assert torch.isfinite(matrix).all(), name
         assert (layer.variance >= 0).all(), name
         torch.testing.assert_close(matrix.diagonal(dim1=1, dim2=2), layer.variance)
         eigenvalues = torch.linalg.eigvalsh(matrix.double())
         # Numbers below 1e-38 are subnormal and have no relative accuracy to speak of.
-        assert (eigenvalues[:, 0] >= -rtol * eigenvalues[:, -1] - 1e-38).all(), name
+        assert (eigenvalues[:, 0] >= -1e-6 * eigenvalues[:, -1] - 1e-38).all(), name
 
 
 def test_off_diagonal_error_shrinks_with_the_square_of_the_correlation():
