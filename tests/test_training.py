@@ -153,7 +153,9 @@ def test_schedules():
         assert rates[0] == pytest.approx(start)
         assert max(rates) == pytest.approx(top)
         assert rates[-1] == pytest.approx(end, abs=1e-9)
-        assert max(abs(a - b) for a, b in zip(rates[1:], rates[:-1], strict=True)) < 0.011
+        # A cooldown takes 100 equal steps down; no other schedule moves so fast.
+        most = 0.0101 if schedule == "cooldown" else 0.01
+        assert max(abs(a - b) for a, b in zip(rates[1:], rates[:-1], strict=True)) < most
 
 
 @pytest.mark.parametrize(
