@@ -28,6 +28,7 @@ def mlp(
     batch_norm: bool = False,
     dropout: float = 0.0,
     bias: bool = True,
+    poisson: bool = False,
 ) -> nn.Sequential:
     """A fully connected moment neural network; docs/theory.md, eqs. (2) and (3).
 
@@ -42,9 +43,11 @@ def mlp(
         covariance: ``"full"``, ``"tracked"``, ``"diagonal"`` or ``"shared"``; see
             ``covary.nn.Lift``.
         exact_width: for ``"tracked"``; see ``covary.nn.Lift``.
-        batch_norm: normalise before each activation.
+        batch_norm: normalise before each activation. Spiking neurons start with it in the range of
+            inputs that they respond to (``covary.models.responsive``).
         dropout: probability of dropping a hidden unit in training.
         bias: whether linear layers have a bias.
+        poisson: whether inputs are rates of Poisson processes; see ``covary.nn.Lift``.
 
     Examples:
         >>> import covary, torch
@@ -67,14 +70,14 @@ def mlp(
         )
     chosen = activations.get(activation)
     layers: OrderedDict[str, nn.Module] = OrderedDict(
-        lift=Lift(noises[0], covariance, exact_width=exact_width)
+        lift=Lift(noises[0], covariance, exact_width=exact_width, poisson=poisson)
     )
     for i in range(1, len(widths)):
         layers[f"linear{i}"] = Linear(widths[i - 1], widths[i], bias=bias)
         if i == len(widths) - 1:
             break
         if batch_norm:
-            layers[f"batch_norm{i}"] = BatchNorm1d(widths[i])
+            layers[f"batch_norm{i}"] = responsive(BatchNorm1d(widths[i]), chosen)
         layers[f"noise{i}"] = Noise(noises[i])
         layers[f"activation{i}"] = Activation(chosen)
         if dropout:
@@ -82,6 +85,21 @@ def mlp(
     net = nn.Sequential(layers)
     have_tracking_buffers(net)
     return net
+
+
+def responsive(norm: BatchNorm1d, activation: MomentActivation) -> BatchNorm1d:
+    """The layer, set to give inputs that the activation responds to.
+
+    Batch norm gives inputs of mean 0 and deviation 1, made for functions that bend at 0. A spiking
+    neuron is silent there: without noise it fires from ``v_th * leak`` on (1 mV/ms with the usual
+    constants), and far above it saturates. Either way its gain, through which alone gradients pass,
+    is next to nothing. So normalised inputs are centred on that drive, and spread by as much.
+    """
+    if activation.neuron is not None and norm.weight is not None and norm.bias is not None:
+        drive = activation.neuron.drive_at_threshold
+        nn.init.constant_(norm.bias, drive)
+        nn.init.constant_(norm.weight, abs(drive) or 1.0)
+    return norm
 
 
 def lenet(input_shape: Sequence[int]) -> nn.Sequential:

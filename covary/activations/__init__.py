@@ -7,14 +7,18 @@ import difflib
 from covary.activations.activation import ActivationMoments, MomentActivation
 from covary.activations.heaviside import HEAVISIDE
 from covary.activations.hermite import SIGMOID, SILU, SOFTPLUS, TANH, quadrature
+from covary.activations.integrate_and_fire import LIF_ACTIVATION, lif
+from covary.activations.neuron import LIF
 from covary.activations.probit import ERF, GELU, PROBIT
 from covary.activations.relu import IDENTITY, RELU, leaky_relu
 
 __all__ = [
+    "LIF",
     "ActivationMoments",
     "MomentActivation",
     "get",
     "leaky_relu",
+    "lif",
     "names",
     "quadrature",
 ]
@@ -25,6 +29,7 @@ _REGISTRY = {
     "heaviside": HEAVISIDE,
     "identity": IDENTITY,
     "leaky_relu": leaky_relu(),
+    "lif": LIF_ACTIVATION,
     "probit": PROBIT,
     "relu": RELU,
     "sigmoid": SIGMOID,

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from covary.activations.neuron import LIF
+
 
 class ActivationMoments(NamedTuple):
     """What h(x) is like for x ~ N(mu, var), elementwise; docs/theory.md, eqs. (4) to (6)."""
@@ -29,12 +31,16 @@ class MomentActivation:
 
     Where ``var`` is 0 (or too small to divide by) the result is exactly h(mu), 0 and h'(mu), so a
     network without noise *is* the conventional network.
+
+    A ``neuron`` is there where the mean is the rate of a spiking neuron: then ``function`` is what
+    is left without noise, and its variance is more than what a noisy ``function`` would have.
     """
 
     name: str
     function: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
     moments: Callable[[Tensor, Tensor], ActivationMoments]
+    neuron: LIF | None = None
 
     def __call__(self, mu: Tensor, var: Tensor) -> ActivationMoments:
         """Mean, variance and gain of h(x) for x ~ N(mu, var), var >= 0."""

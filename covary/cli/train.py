@@ -64,7 +64,16 @@ def train(
         ),
     ] = None,
     batch_norm: Annotated[
-        bool, option(NETWORK, "--batch-norm", "Normalise before each activation.")
+        bool | None,
+        option(
+            NETWORK,
+            "--batch-norm/--no-batch-norm",
+            "Normalise before each activation. Not given: for spiking neurons (lif) only.",
+        ),
+    ] = None,
+    poisson: Annotated[
+        bool,
+        option(NETWORK, "--poisson", "Pixels are rates of spikes, whose variance is their mean."),
     ] = False,
     dropout: Annotated[
         float | None, option(NETWORK, "--dropout", "Probability of dropping a hidden unit.")
@@ -149,6 +158,7 @@ def train(
     - `covary train houses.csv --target price`
     - `covary train yacht --split 3 --noise 0.3,0 --epochs 200`
     - `covary train fashion-mnist --trunk lenet --epochs 20`
+    - `covary train mnist --activation lif`
     - `covary train cifar10 --augment --devices 2 --strategy ddp`
     """
     chosen = {
@@ -159,6 +169,7 @@ def train(
         "covariance": held_covariance,
         "exact_width": exact_width,
         "batch_norm": batch_norm,
+        "poisson": poisson,
         "dropout": dropout,
         "epochs": epochs,
         "batch_size": batch_size,

@@ -36,20 +36,28 @@ __all__ = [
 ]
 
 
+def _full(var: Tensor, n: int) -> Isotropic | Independent:
+    return Isotropic(var, n) if tuple(var.shape) == (1, 1) else Independent(var)
+
+
 def _shared(var: Tensor, n: int) -> Covariance:
-    return Shared(Isotropic(var, n))
+    return Shared(_full(var.mean(0, keepdim=True), n))
 
 
 def _diagonal(var: Tensor, n: int) -> Covariance:
-    return Diagonal(var.expand(1, n))
+    return Diagonal(var.expand(len(var), n))
+
+
+def _tracked(var: Tensor, n: int) -> Covariance:
+    return start_tracked(_full(var, n))
 
 
 # How a network may hold its covariance, by what its input's covariance starts as.
 _STARTS: dict[str, Callable[[Tensor, int], Covariance]] = {
-    "full": Isotropic,
+    "full": _full,
     "diagonal": _diagonal,
     "shared": _shared,
-    "tracked": start_tracked,
+    "tracked": _tracked,
 }
 
 
@@ -66,5 +74,8 @@ def check_name(covariance: str) -> str:
 
 
 def start(covariance: str, var: Tensor, n: int) -> Covariance:
-    """The covariance ``var`` I of n inputs, to be held in the way of this name; var is (1, 1)."""
+    """The covariance of n independent inputs, to be held in the way of this name.
+
+    Their variance is (1, 1) where all inputs have the same, else (B, n).
+    """
     return _STARTS[check_name(covariance)](var, n)

@@ -13,7 +13,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from covary import linalg
 from covary.covariance.base import EVERY, Covariance, as_covariance, register_value
-from covary.covariance.exact import Full, Isotropic
+from covary.covariance.exact import Full, Independent, Isotropic
 from covary.settings import without_autocast
 
 # A layer of more units has its variances swept in blocks, without the covariances in between.
@@ -326,9 +326,9 @@ class Tracked(Covariance):
         return self.weight
 
 
-def start_tracked(var: Tensor, n: int) -> Tracked:
-    """The covariance ``var`` I of n inputs, where a recipe starts."""
-    return Tracked(Isotropic(var, n), None, None, None, var.expand(1, n))
+def start_tracked(inputs: Isotropic | Independent) -> Tracked:
+    """The covariance of independent inputs, where a recipe starts."""
+    return Tracked(inputs, None, None, None, inputs.variance)
 
 
 def _version(weight: Tensor | None) -> int | None:

@@ -23,6 +23,9 @@ TRAINING_PROBE = Probe(samples=4, units=32, momentum=0.1)
 class Lift(nn.Module):
     """Plain tensor (B, n) -> Moments with covariance ``noise**2 * I``; docs/theory.md, eq. (2).
 
+    For spiking neurons inputs may be rates instead (``poisson=True``): spikes per ms of independent
+    Poisson processes, whose counts have the variance ``x + noise**2``.
+
     Args:
         noise: the standard deviation sigma_1 of the input.
         covariance: how the network holds its covariance from here on: ``"full"`` (one matrix per
@@ -33,6 +36,8 @@ class Lift(nn.Module):
         exact_width: for ``"tracked"``, in evaluation: layers of up to so many units have exact
             variances, given those before them, at the price of as many backward passes. None: the
             least that was good enough when ``covary.track`` compared with exact covariances.
+        poisson: whether inputs are rates, 0 or more, whose variance is their mean. Each sample then
+            has a covariance of its own from the start, which full ones cost dearly in wide layers.
 
     In evaluation a network that tracks warns (``TrackingWarning``), once, if its covariances were
     poor when they were compared, or never compared since the last pass in training mode. Compiled
@@ -42,12 +47,18 @@ class Lift(nn.Module):
     fidelity: Tensor | None
 
     def __init__(
-        self, noise: float, covariance: str = "full", *, exact_width: int | None = None
+        self,
+        noise: float,
+        covariance: str = "full",
+        *,
+        exact_width: int | None = None,
+        poisson: bool = False,
     ) -> None:
         super().__init__()
         self.noise = check_noise(noise, "Lift")
         self.covariance = check_name(covariance)
         self.exact_width = check_exact_width(exact_width, covariance)
+        self.poisson = poisson
         self.register_buffer("fidelity", None)
         self._read: tuple[Tensor, Fidelity] | None = None
         # Which table was looked at for warnings, and for which width.
@@ -57,11 +68,15 @@ class Lift(nn.Module):
         if isinstance(x, Tensor) and is_autocast(x.device):
             x = x.float()  # a trunk may run in half precision; moments never do
         _check_liftable(x)
+        if self.poisson and values_are_checked():
+            _check_rates(x)
         if self.training and torch.is_grad_enabled() and self.fidelity is not None:
             # What was measured of these weights says nothing of those that come.
             self.fidelity = None
         # Not torch.full: where replicas of a network differ in noise, it is a tensor under vmap.
         var = x.new_zeros(1, 1) + self.noise**2
+        if self.poisson:
+            var = x.detach() + var
         cov = start(self.covariance, var, x.shape[-1])
         if isinstance(cov, Tracked):
             cov = self._tracked(cov)
@@ -115,7 +130,8 @@ class Lift(nn.Module):
 
     def extra_repr(self) -> str:
         width = "" if self.exact_width is None else f", exact_width={self.exact_width}"
-        return f"noise={self.noise:g}, covariance={self.covariance!r}{width}"
+        poisson = ", poisson=True" if self.poisson else ""
+        return f"noise={self.noise:g}, covariance={self.covariance!r}{width}{poisson}"
 
 
 def _check_liftable(x: Tensor) -> None:
@@ -141,6 +157,15 @@ def _check_liftable(x: Tensor) -> None:
         )
     if values_are_checked():
         _check_finite(x)
+
+
+def _check_rates(x: Tensor) -> None:
+    if x.device.type == "meta" or is_functorch_wrapped_tensor(x) or bool((x >= 0).all()):
+        return
+    raise ValueError(
+        f"Lift with poisson=True takes rates, 0 or more, and got {x.min().item():g}. Divide pixel "
+        "values by 255 without shifting them; for inputs of either sign use constant noise."
+    )
 
 
 def _check_finite(x: Tensor) -> None:

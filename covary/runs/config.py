@@ -112,6 +112,8 @@ class ModelConfig:
         exact_width: of ``covary.nn.Lift``, for evaluation with tracked covariances; None is the
             least that was good enough, and is left out of ``config.toml``.
         batch_norm: normalise before each activation.
+        poisson: images are rates in [0, 1] spikes per ms, with the variance of Poisson processes,
+            instead of going to [-1, 1] with constant noise alone.
         dropout: probability of dropping a hidden unit in training.
         task: ``"classification"`` or ``"regression"``.
         input_shape: of one sample, as it is in the data.
@@ -125,6 +127,7 @@ class ModelConfig:
     covariance: str = "shared"
     exact_width: int | None = None
     batch_norm: bool = False
+    poisson: bool = False
     dropout: float = 0.0
     task: str = "classification"
     input_shape: tuple[int, ...] = ()
@@ -133,6 +136,11 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.trunk:
             _check_choice("trunk", self.trunk, tuple(TRUNKS))
+        if self.poisson and (self.trunk or not self.is_image):
+            raise ValueError(
+                "poisson takes pixels as rates, so it is for images without a trunk: standardised "
+                "columns and what a trunk gives can be negative."
+            )
 
     @property
     def is_image(self) -> bool:
@@ -151,7 +159,7 @@ class ModelConfig:
     def build(self) -> nn.Sequential:
         """The network, newly initialised: what it subtracts and divides by is still 0 and 1.
 
-        Bytes of images go to [-1, 1], as in the paper.
+        Bytes of images go to [-1, 1], as in the paper; as rates they go to [0, 1].
         """
         noise = self.noise * (len(self.widths) - 1) if len(self.noise) == 1 else self.noise
         net = models.mlp(
@@ -161,11 +169,13 @@ class ModelConfig:
             covariance=self.covariance,
             exact_width=self.exact_width,
             batch_norm=self.batch_norm,
+            poisson=self.poisson,
             dropout=self.dropout,
         )
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         if self.is_image:
-            layers["standardize"] = Standardize(torch.tensor(127.5), torch.tensor(127.5))
+            shift, scale = (0.0, 255.0) if self.poisson else (127.5, 127.5)
+            layers["standardize"] = Standardize(torch.tensor(shift), torch.tensor(scale))
             if self.trunk:
                 layers["trunk"] = TRUNKS[self.trunk](self.input_shape)
             else:

@@ -25,6 +25,15 @@ _PAPER_UCI = {
     "lr": 1e-3,
     "weight_decay": 0.0,
 }
+# Of spiking neurons, from the same appendix.
+_PAPER_LIF = {
+    "hidden": (392, 96),
+    "noise": (0.2,),
+    "epochs": 15,
+    "lr": 5e-4,
+    "weight_decay": 1e-4,
+    "batch_norm": True,
+}
 _LONG_UCI = _PAPER_UCI | {"epochs": 20}
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -57,11 +66,16 @@ _LARGE_TABLE = _TABLE | {"epochs": 5, "batch_size": 1024}
 _ROWS_OF_A_LARGE_TABLE = 100_000
 
 
-def preset(dataset: Dataset, *, published_splits: bool, trunk: bool = False) -> dict[str, Any]:
+def preset(
+    dataset: Dataset, *, published_splits: bool, trunk: bool = False, spiking: bool = False
+) -> dict[str, Any]:
     """Settings of the model and of training for these data, by name."""
     if trunk:
-        plain = preset(dataset, published_splits=published_splits)
+        plain = preset(dataset, published_splits=published_splits, spiking=spiking)
         return plain | {"hidden": _BEHIND_A_TRUNK}
+    if spiking:
+        usual = preset(dataset, published_splits=published_splits)
+        return _PAPER_LIF if usual is _PAPER_IMAGES else usual | {"batch_norm": True}
     if dataset.name in PRESETS:
         return PRESETS[dataset.name]
     if published_splits:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from covary import data
+from covary import activations, data
 from covary.data import DataError, Dataset, Schema
 from covary.data.download import file_sha256
 from covary.models import with_covariance
@@ -52,7 +52,12 @@ def resolve(config: DataConfig, dataset: Dataset, chosen: dict[str, Any]) -> Run
             "It can be looked at as foreign data: covary evaluate RUN --ood " + dataset.name
         )
     chosen = {key: value for key, value in chosen.items() if value is not None}
-    usual = preset(dataset, published_splits=_is_uci(config.name), trunk=bool(chosen.get("trunk")))
+    usual = preset(
+        dataset,
+        published_splits=_is_uci(config.name),
+        trunk=bool(chosen.get("trunk")),
+        spiking=activations.get(chosen.get("activation", "relu")).neuron is not None,
+    )
     values = usual | chosen
     if "noise" in values and "noise" not in chosen:
         # A preset's noise is for its own number of layers: the input's, then the hidden ones'.
