@@ -215,3 +215,54 @@ def test_names_of_neurons():
     assert repr(lif(t_ref=2)) == "lif(20, 0, 2, 0.05)"
     assert activations.get("lif").neuron == LIF()
     assert activations.get("relu").neuron is None
+
+
+@pytest.mark.parametrize("covariance", ["full", "tracked", "diagonal", "shared"])
+@pytest.mark.parametrize("poisson", [False, True])
+def test_networks_have_covariances_and_learn(covariance, poisson):
+    torch.manual_seed(0)
+    net = covary.mlp(
+        [6, 9, 7, 3], activation="lif", covariance=covariance, batch_norm=True, poisson=poisson
+    )
+    x = torch.rand(16, 6)
+    out = net(x)
+    eigenvalues = torch.linalg.eigvalsh(out.covariance_matrix.double())
+    assert (eigenvalues[..., 0] >= -1e-6 * eigenvalues[..., -1]).all()
+    out.mean.square().sum().backward()
+    gradient = net.linear1.weight.grad
+    assert gradient.isfinite().all()
+    assert gradient.abs().sum() > 0
+
+
+def test_supervised_covariances_have_gradients():
+    torch.manual_seed(0)
+    net = covary.mlp([3, 5, 4, 2], activation="lif", noise=0.7).double()
+    for layer in (net.linear1, net.linear2):
+        torch.nn.init.constant_(layer.bias, 1.2)  # or they would be silent
+    x = torch.randn(4, 3, dtype=torch.float64)
+
+    def objective(weight: torch.Tensor) -> torch.Tensor:
+        with covary.supervise_covariance():
+            out = torch.func.functional_call(net, {"linear1.weight": weight}, (x,))
+            return (1e6 * out.covariance_matrix).sum()
+
+    weight = net.linear1.weight.detach().requires_grad_()
+    assert objective(weight).abs() > 1e-3
+    assert torch.autograd.gradcheck(objective, (weight,), eps=1e-6, atol=1e-5)
+
+
+def test_many_networks_as_one():
+    torch.manual_seed(0)
+    mu, var = torch.randn(3, 4, 5) + 1, torch.rand(3, 1, 5)
+    together = torch.func.vmap(lambda m, v: tuple(lif()(m, v)))(mu, var)
+    for i in range(3):
+        for stacked, alone in zip(together, lif()(mu[i], var[i]), strict=True):
+            torch.testing.assert_close(stacked[i], alone)
+
+
+def test_in_training_gradients_by_the_mean_are_gains():
+    mu = torch.tensor([[0.3, 1.2, 2.5]], requires_grad=True)
+    cov = covary.covariance.Diagonal(torch.tensor([[0.5, 0.2, 3.0]]))
+    out = covary.nn.Activation("lif")(covary.Moments(mu, cov))
+    (slope,) = torch.autograd.grad(out.mean.sum(), mu)
+    torch.testing.assert_close(slope, lif()(mu, cov.variance).gain)

@@ -92,7 +92,17 @@ class _Moments(torch.autograd.Function):
     e^{-x^2}, which multiplies the rounding error of x by up to 50 where rates still count.
     """
 
-    generate_vmap_rule = True
+    @staticmethod
+    def vmap(
+        _info: Any, in_dims: tuple[int | None, ...], mu: Tensor, var: Tensor, neuron: LIF
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        # Unit by unit, so what is stacked is just more of the same.
+        stacked = [
+            argument[None] if dim is None else argument.movedim(dim, 0)
+            for argument, dim in zip((mu, var), in_dims, strict=False)
+        ]
+        both = torch.broadcast_tensors(*stacked)  # type: ignore[no-untyped-call]
+        return _Moments.apply(*both, neuron), (0, 0, 0)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def forward(mu: Tensor, var: Tensor, neuron: LIF) -> tuple[Tensor, Tensor, Tensor]:
