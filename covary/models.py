@@ -7,22 +7,24 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TypeVar
 
+import torch
 from torch import nn
 
 from covary import activations
-from covary.activations import MomentActivation
+from covary.activations import LIF, MomentActivation
 from covary.covariance import check_name
 from covary.nn import Activation, BatchNorm1d, Dropout, Lift, Linear, Noise
 from covary.nn.checks import check_exact_width, check_noise
 
 Network = TypeVar("Network", bound=nn.Module)
+_USUAL_NOISE = 0.2
 
 
 def mlp(
     widths: Sequence[int],
     *,
     activation: str | MomentActivation = "relu",
-    noise: float | Sequence[float] = 0.2,
+    noise: float | Sequence[float] | None = None,
     covariance: str = "full",
     exact_width: int | None = None,
     batch_norm: bool = False,
@@ -39,12 +41,13 @@ def mlp(
         widths: units of the input, of each hidden layer and of the output.
         activation: a name (``covary.activations.names()``) or a moment activation.
         noise: the standard deviation sigma added to the input and before each hidden activation;
-            one for all, or ``len(widths) - 1`` of them.
+            one for all, or ``len(widths) - 1`` of them. None is 0.2; for spiking neurons, whose
+            noise is in mV per sqrt(ms), it is 0.2 on the input and ``LIF.irregular_noise`` on them.
         covariance: ``"full"``, ``"tracked"``, ``"diagonal"`` or ``"shared"``; see
             ``covary.nn.Lift``.
         exact_width: for ``"tracked"``; see ``covary.nn.Lift``.
         batch_norm: normalise before each activation. Spiking neurons start with it in the range of
-            inputs that they respond to (``covary.models.responsive``).
+            inputs that they respond to (docs/theory.md, "Spiking neurons").
         dropout: probability of dropping a hidden unit in training.
         bias: whether linear layers have a bias.
         poisson: whether inputs are rates of Poisson processes; see ``covary.nn.Lift``.
@@ -59,6 +62,10 @@ def mlp(
         raise TypeError(f"mlp needs a list of whole numbers as widths, got {widths!r}.")
     if len(widths) < 2 or any(width < 1 for width in widths):
         raise ValueError(f"mlp needs at least two widths of 1 or more, got {list(widths)}.")
+    chosen = activations.get(activation)
+    if noise is None:
+        hidden_noise = _USUAL_NOISE if chosen.neuron is None else chosen.neuron.irregular_noise
+        noise = [_USUAL_NOISE, *[hidden_noise] * (len(widths) - 2)]
     if isinstance(noise, Sequence) and not isinstance(noise, str):
         noises = list(noise)
     else:
@@ -68,7 +75,6 @@ def mlp(
             f"mlp needs one noise for all layers or {len(widths) - 1} of them (the input's and "
             f"each hidden layer's), got {len(noises)}."
         )
-    chosen = activations.get(activation)
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         lift=Lift(noises[0], covariance, exact_width=exact_width, poisson=poisson)
     )
@@ -77,29 +83,42 @@ def mlp(
         if i == len(widths) - 1:
             break
         if batch_norm:
-            layers[f"batch_norm{i}"] = responsive(BatchNorm1d(widths[i]), chosen)
+            layers[f"batch_norm{i}"] = BatchNorm1d(widths[i])
         layers[f"noise{i}"] = Noise(noises[i])
         layers[f"activation{i}"] = Activation(chosen)
         if dropout:
             layers[f"dropout{i}"] = Dropout(dropout)
     net = nn.Sequential(layers)
+    if chosen.neuron is not None and len(widths) > 2:
+        _start_spiking(net, chosen.neuron)
     have_tracking_buffers(net)
     return net
 
 
-def responsive(norm: BatchNorm1d, activation: MomentActivation) -> BatchNorm1d:
-    """The layer, set to give inputs that the activation responds to.
+def _start_spiking(net: nn.Sequential, neuron: LIF) -> None:
+    """Have neurons start where they respond, and their rates count for something.
 
     Batch norm gives inputs of mean 0 and deviation 1, made for functions that bend at 0. A spiking
-    neuron is silent there: without noise it fires from ``v_th * leak`` on (1 mV/ms with the usual
-    constants), and far above it saturates. Either way its gain, through which alone gradients pass,
-    is next to nothing. So normalised inputs are centred on that drive, and spread by as much.
+    neuron fires without noise from ``v_th * leak`` on (1 mV/ms with the usual constants), and far
+    above saturates; on either side its gain, through which alone gradients pass, is next to
+    nothing. With noise it responds from below. So inputs are centred on half of that drive, and
+    spread by as much. The weights that read the neurons are divided by the rate at which they then
+    fire: rates are hundredths per ms, where other activations are about 1.
     """
-    if activation.neuron is not None and norm.weight is not None and norm.bias is not None:
-        drive = activation.neuron.drive_at_threshold
-        nn.init.constant_(norm.bias, drive)
-        nn.init.constant_(norm.weight, abs(drive) or 1.0)
-    return norm
+    drive = 0.5 * neuron.drive_at_threshold
+    for layer in net:
+        if isinstance(layer, BatchNorm1d):
+            assert layer.weight is not None
+            assert layer.bias is not None
+            nn.init.constant_(layer.bias, drive)
+            nn.init.constant_(layer.weight, abs(drive) or 1.0)
+    start = activations.lif(**vars(neuron))(
+        torch.tensor([[drive]]), torch.tensor([[neuron.irregular_noise**2]])
+    )
+    readout = net[-1]
+    assert isinstance(readout, Linear)
+    with torch.no_grad():
+        readout.weight /= start.mean.item()
 
 
 def lenet(input_shape: Sequence[int]) -> nn.Sequential:

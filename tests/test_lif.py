@@ -159,17 +159,26 @@ def test_tables_join_where_their_formulas_change():
 def test_a_network_of_spiking_neurons_starts_where_they_respond():
     torch.manual_seed(0)
     net = covary.mlp([20, 50, 30, 3], activation="lif", batch_norm=True)
-    drive = net.activation1.activation.neuron.drive_at_threshold
-    assert torch.equal(net.batch_norm1.bias, torch.full((50,), drive))
+    neuron = net.activation1.activation.neuron
+    assert covary.models.noise_of(net) == [0.2, neuron.irregular_noise, neuron.irregular_noise]
+    assert torch.equal(net.batch_norm1.bias, torch.full((50,), neuron.drive_at_threshold / 2))
     with covary.record(net) as layers:
         out = net(torch.randn(64, 20))
-    assert out.mean.isfinite().all()
     for name in ("activation1", "activation2"):
-        rates = layers[name].mean
-        # Neither silent nor at the limit of 1 / t_ref: most neurons pass gradients on.
-        assert ((rates > 1e-3) & (rates < 0.15)).float().mean() > 0.4
+        rates, variances = layers[name].mean, layers[name].variance
+        # Neither silent nor at the limit of 1 / t_ref: neurons pass gradients on.
+        assert ((rates > 5e-3) & (rates < 0.15)).float().mean() > 0.9
+        # By chance, not by the clock: what arrives is nearly white noise.
+        assert (variances / rates).mean() > 0.7
+    # What the readout makes of rates is neither nothing nor much.
+    assert 0.05 < out.mean.std() < 5
+
+
+def test_other_networks_start_as_they_did():
     plain = covary.mlp([20, 50, 3], activation="relu", batch_norm=True)
+    assert covary.models.noise_of(plain) == [0.2, 0.2]
     assert torch.equal(plain.batch_norm1.bias, torch.zeros(50))
+    assert plain.linear2.weight.abs().max() <= 50**-0.5
 
 
 @pytest.mark.parametrize("covariance", covary.covariance.names())

@@ -33,7 +33,7 @@ FLOORS = [
     {"nn"},
     {"models", "recording"},
     {"attacks", "data", "training", "uncertainty"},
-    {"replicas", "tracking"},
+    {"replicas", "stochastic", "tracking"},
     {"baselines"},
     {"estimators", "runs"},
     {"report"},

@@ -127,7 +127,7 @@ def test_a_comparison_has_a_place_on_the_page(pages):
 def test_without_a_comparison_the_page_says_how_to_make_one(pages):
     page = pages["without"]
     assert "Fidelity" not in page.texts("h2") + page.texts("a")
-    assert page.texts("code") == ["covary fidelity RUN"]
+    assert page.texts("code") == ["covary fidelity RUN", "covary verify RUN"]
     assert drawn(page) == set()
 
 

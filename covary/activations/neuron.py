@@ -58,6 +58,14 @@ class LIF:
         """The input, in mV per ms, above which it fires without noise."""
         return self.v_th * self.leak
 
+    @property
+    def irregular_noise(self) -> float:
+        """Sigma, in mV per sqrt(ms), that makes it fire irregularly, by chance.
+
+        Without a threshold it would spread V by as much as lies between reset and threshold.
+        """
+        return math.sqrt(2 * self.leak) * (self.v_th - self.v_res)
+
     def rate(self, mu: Tensor) -> Tensor:
         """Spikes per ms under constant input, elementwise: the limit of no noise."""
         above = mu > self.drive_at_threshold

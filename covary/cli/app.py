@@ -12,9 +12,11 @@ from covary.cli.calibrate import calibrate
 from covary.cli.compare import compare
 from covary.cli.data import fetch_data, list_data
 from covary.cli.demo import demo
+from covary.cli.export import export
 from covary.cli.fidelity import fidelity
 from covary.cli.look import evaluate, report
 from covary.cli.train import train
+from covary.cli.verify import verify
 
 app = typer.Typer(
     name="covary",
@@ -52,9 +54,11 @@ app.command()(train)
 app.command()(evaluate)
 app.command()(calibrate)
 app.command()(fidelity)
+app.command()(verify)
 app.command()(compare)
 app.command()(attack)
 app.command()(report)
+app.command()(export)
 app.command()(demo)
 app.add_typer(data, name="data")
 data.command("list")(list_data)

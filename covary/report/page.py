@@ -20,6 +20,8 @@ from covary.report import (
     figures_attack,
     figures_fidelity,
     figures_regression,
+    figures_spikes,
+    figures_verify,
     trust,
     words,
 )
@@ -29,6 +31,7 @@ from covary.report.fidelity import Fidelity, Representation
 from covary.report.files import Array
 from covary.report.gallery import galleries
 from covary.report.reading import Results
+from covary.report.spikes import Spikes
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,12 @@ def write(results: Results, target: Path) -> Path:
     found = curves(results)
     sections = _sections(results)
     fidelity = _fidelity(results)
+    verification = _verification(results)
     attacks = _attacks(results)
     static = _static_curves(results, found)
-    html = _render(results, found, sections, fidelity, attacks, static)
+    html = _render(results, found, sections, fidelity, verification, attacks, static)
     target.parent.mkdir(parents=True, exist_ok=True)
-    shown = [*sections, *(section for section in (fidelity, attacks) if section)]
+    shown = [*sections, *(section for section in (fidelity, verification, attacks) if section)]
     for drawing in (*static, *(drawing for section in shown for drawing in section.drawings)):
         save(drawing, target.parent / "figures")
     target.write_text(html, encoding="utf-8")
@@ -62,6 +66,7 @@ def _render(
     found: list[Curve],
     sections: list[Section],
     fidelity: Section | None,
+    verification: Section | None,
     attacks: Section | None,
     static: list[Drawing],
 ) -> str:
@@ -85,6 +90,8 @@ def _render(
         sections=sections,
         fidelity=fidelity,
         fidelity_table=_fidelity_table(results),
+        verification=verification,
+        verified=results.simulated if results.simulation_is_current else None,
         score_table=trust.score_table(results),
         calibration_table=trust.calibration_table(results),
         attacks=attacks,
@@ -191,6 +198,32 @@ def _fidelity_table(results: Results) -> dict[str, Any] | None:
             for one in measured.representations
         ],
     }
+
+
+def _verification(results: Results) -> Section | None:
+    """Moments against simulations; None if there were none."""
+    measured = results.simulated
+    if measured is None:
+        return None
+    if not results.simulation_is_current:
+        text = (
+            "Other weights than those this page is about were simulated, so that is left out. "
+            f"Simulate these: {measured.command}"
+        )
+        return Section("verification", "Verification", text, ())
+    text = (
+        "Moments are an approximation: here the "
+        f"{'spiking' if isinstance(measured, Spikes) else 'stochastic'} network that they describe "
+        f"was simulated, {words.number(measured.copies)} times for each of "
+        f"{words.number(measured.inputs)} test inputs, and each layer's moments are held against "
+        "what came out."
+    )
+    drawings = (
+        figures_spikes.drawings(measured)
+        if isinstance(measured, Spikes)
+        else figures_verify.drawings(measured)
+    )
+    return Section("verification", "Verification", text, tuple(drawings))
 
 
 def _attacks(results: Results) -> Section | None:
@@ -340,6 +373,8 @@ def _commands(results: Results) -> list[str]:
     commands = [results.environment.get("command"), results.evaluation.get("command")]
     if results.fidelity is not None and results.fidelity_is_current:
         commands.append(results.fidelity.command)
+    if results.simulated is not None and results.simulation_is_current:
+        commands.append(results.simulated.command)
     if results.attacks is not None and results.attacks_are_current:
         commands.append(results.attacks.command)
     written = [

@@ -17,6 +17,8 @@ from covary.moments import Moments
 from covary.report.attack import Attacks, read_attacks
 from covary.report.fidelity import Fidelity, read_fidelity
 from covary.report.files import Array, ReportError, read_arrays, read_json, without_nan
+from covary.report.spikes import Spikes, read_spikes
+from covary.report.verification import Verification, read_verification
 from covary.uncertainty import scores
 
 
@@ -103,6 +105,8 @@ class Results:
     evaluation: Mapping[str, Any]  # what else evaluation.json says: command, versions, seed
     fidelity: Fidelity | None  # None if it was not measured
     attacks: Attacks | None  # None if it was not attacked
+    verification: Verification | None  # None if it was not simulated
+    spikes: Spikes | None  # None if it has none, or they were not simulated
 
     @property
     def test(self) -> Part:
@@ -130,6 +134,17 @@ class Results:
         """Whether there were attacks, and on the network that the rest of the page is about."""
         weights = self.evaluation.get("weights")
         return self.attacks is not None and self.attacks.weights == weights
+
+    @property
+    def simulated(self) -> Verification | Spikes | None:
+        """What ``covary verify`` found; a network has spikes or not."""
+        return self.verification or self.spikes
+
+    @property
+    def simulation_is_current(self) -> bool:
+        """Whether there was a simulation, and of the network that the rest of the page is about."""
+        weights = self.evaluation.get("weights")
+        return self.simulated is not None and self.simulated.weights == weights
 
     @property
     def title(self) -> str:
@@ -192,6 +207,8 @@ def read(run_dir: Path) -> Results:
         evaluation=evaluation,
         fidelity=read_fidelity(run_dir),
         attacks=read_attacks(run_dir),
+        verification=read_verification(run_dir),
+        spikes=read_spikes(run_dir),
     )
 
 

@@ -8,6 +8,7 @@ from covary.runs.evaluation import evaluate
 from covary.runs.fidelity import measure_fidelity
 from covary.runs.training import train
 from covary.runs.uncertainty import calibrate, uncertainty_of
+from covary.runs.verify import verify
 
 __all__ = [
     "DataConfig",
@@ -22,4 +23,5 @@ __all__ = [
     "measure_fidelity",
     "train",
     "uncertainty_of",
+    "verify",
 ]

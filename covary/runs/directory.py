@@ -38,6 +38,10 @@ _FILES = (
     "predictions.npz",
     "fidelity.json",
     "fidelity.npz",
+    "verification.json",
+    "verification.npz",
+    "spikes.json",
+    "spikes.npz",
     "calibration.json",
     "score.safetensors",
     "score-plain.safetensors",
@@ -95,6 +99,16 @@ class Run:
     def fidelity_path(self) -> Path:
         """What ``covary fidelity`` measured: ``fidelity.json``."""
         return self.path / "fidelity.json"
+
+    @property
+    def verification_path(self) -> Path:
+        """What ``covary verify`` measured: ``verification.json``."""
+        return self.path / "verification.json"
+
+    @property
+    def spikes_path(self) -> Path:
+        """What ``covary verify`` measured of spiking neurons: ``spikes.json``."""
+        return self.path / "spikes.json"
 
     def exists(self) -> bool:
         """Whether a run was begun here."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from covary.activations import LIF
 from covary.data import Dataset
 
 # From the paper's appendix: networks, noise, and how long they train. Widths of the hidden layers.
@@ -25,10 +26,12 @@ _PAPER_UCI = {
     "lr": 1e-3,
     "weight_decay": 0.0,
 }
-# Of spiking neurons, from the same appendix.
+# Of spiking neurons, from the same appendix but for the noise: with the text's 0.2 they fire
+# regularly, and moments, which take their spikes for white noise, are far off.
+_SPIKING_NOISE = (0.2, LIF().irregular_noise)
 _PAPER_LIF = {
     "hidden": (392, 96),
-    "noise": (0.2,),
+    "noise": _SPIKING_NOISE,
     "epochs": 15,
     "lr": 5e-4,
     "weight_decay": 1e-4,
@@ -75,7 +78,9 @@ def preset(
         return plain | {"hidden": _BEHIND_A_TRUNK}
     if spiking:
         usual = preset(dataset, published_splits=published_splits)
-        return _PAPER_LIF if usual is _PAPER_IMAGES else usual | {"batch_norm": True}
+        if usual is _PAPER_IMAGES:
+            return _PAPER_LIF
+        return usual | {"batch_norm": True, "noise": _SPIKING_NOISE}
     if dataset.name in PRESETS:
         return PRESETS[dataset.name]
     if published_splits:

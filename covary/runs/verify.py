@@ -1,0 +1,338 @@
+"""A run's moments against a simulation of the stochastic network that they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from covary.models import with_covariance
+from covary.recording import record
+from covary.runs.directory import Run, environment, weights_digest
+from covary.runs.measuring import Progress
+from covary.runs.samples import load_data
+from covary.runs.tracking import quietly
+from covary.runs.verify_spiking import verify_spikes
+from covary.runs.verify_words import sentences
+from covary.stochastic import Chain, Dynamics, Estimate, Stage, sample_steady, simulate_ou
+from covary.stochastic.comparison import (
+    ERRORS,
+    Comparison,
+    Error,
+    Reasons,
+    compare,
+    correlations,
+    inputs_of,
+    reasons,
+    variance_share,
+)
+from covary.stochastic.steady import input_stddev, prepared
+from covary.training.log import without_nan
+
+# Relative errors of covariances above this are poor.
+LIMIT = 0.1
+# name -> ratio of time constants of a layer and the one before it
+OU = {"ou-0": 0.0, "ou-1": 1.0}
+STEADY = "steady"
+_OU_COPIES = 64
+# What figures show of each input and layer: pairs of units; of the first, units in time.
+_PAIRS = 300
+_TRACED = 6
+_TRACE_DURATION = 15.0
+
+Moments = tuple[Tensor, Tensor]  # (n,), (n, n)
+
+
+class _Seen(NamedTuple):
+    """All of one input, layer by layer."""
+
+    analytic: list[Moments]
+    before: list[Moments]  # of what goes into each layer
+    steady: list[Estimate]
+    dynamics: dict[str, Dynamics]
+    compared: dict[str, list[Comparison]]  # by simulation
+    shares: dict[str, list[tuple[float, float]]]  # variance in time, of that of the steady state
+    reasons: list[Reasons]
+
+
+@quietly()
+def verify(
+    run: Run,
+    *,
+    samples: int = 4,
+    copies: int | None = None,
+    duration: float | None = None,
+    decisions: int = 500,
+    data_dir: str | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Simulate the network behind a run on test inputs, and compare moments layer by layer.
+
+    Networks of spiking neurons are simulated spike by spike, and what comes out is written to
+    ``spikes.json`` and ``spikes.npz`` in the run's folder (``verify_spikes``). Of others, the
+    steady state is drawn, and the network is simulated in time as well: with layers that follow
+    at once (``ou-0``), which has the same moments, and with the equal time constants of the paper's
+    equation (``ou-1``), which has not. What comes out is also written to the run's folder: numbers
+    to ``verification.json``, what figures show to ``verification.npz``.
+
+    Args:
+        run: a trained run.
+        samples: test inputs.
+        copies: draws of the steady state for each of them, 65,536 if None; or spiking networks, 64.
+        duration: of networks in time, in time constants, 60 if None; or ms of spikes, 1,000.
+        decisions: test inputs to see how fast a spiking network classifies them.
+        data_dir: where data are looked for first.
+        seed: decides which inputs, and all noise.
+        progress: wraps what is done step by step, given a name, to show how far it is.
+    """
+    started = datetime.now(timezone.utc)
+    config = run.config()
+    net = run.network().to("cuda" if torch.cuda.is_available() else "cpu")
+    chain = Chain.of(net)
+    dataset, _ = load_data(config.data, data_dir=data_dir, seed=config.training.seed)
+    rows = np.random.default_rng(seed).permutation(len(dataset.x_test))[:samples]
+    if chain.is_spiking:
+        return verify_spikes(
+            run,
+            net,
+            chain,
+            dataset,
+            rows,
+            copies=64 if copies is None else copies,
+            duration=1000.0 if duration is None else duration,
+            decided=decisions,
+            seed=seed,
+            progress=progress,
+        )
+    copies = 65_536 if copies is None else copies
+    duration = 60.0 if duration is None else duration
+    x = dataset.x_test[torch.from_numpy(rows)]
+    seen = [
+        _look(net, chain, one[None], copies, duration, (seed, i), _named(progress, i, len(x)))
+        for i, one in enumerate(x)
+    ]
+    dynamics = seen[0].dynamics
+    result = {
+        "kind": "steady",
+        "dataset": config.data.name,
+        "task": config.model.task,
+        "activation": config.model.activation,
+        "noise": [chain.noise, *(stage.noise for stage in chain.stages)],
+        "weights": weights_digest(net),
+        "inputs": rows.tolist(),
+        "copies": copies,
+        "duration": duration,
+        "limit": LIMIT,
+        "simulations": [STEADY, *OU],
+        "ou": {
+            name: {
+                "ratio": OU[name],
+                "method": "exponential",
+                "copies": _OU_COPIES,
+                "time_constants": list(one.time_constants),
+                "dt": one.dt,
+                "burn_in": one.burn_in,
+            }
+            for name, one in dynamics.items()
+        },
+        "layers": [_layer(stage, i, seen) for i, stage in enumerate(chain.stages)],
+        **environment(started, seed=seed),
+    }
+    result["notes"] = sentences(result)
+    run.write_arrays("verification.npz", _arrays(chain, x, seen, seed))
+    clean: dict[str, Any] = without_nan(result)
+    run.write_json(run.verification_path.name, clean)
+    return clean
+
+
+def _named(progress: Progress | None, i: int, count: int) -> Progress | None:
+    if progress is None:
+        return None
+    return lambda items, name: progress(items, f"{i + 1}/{count}, {name}")
+
+
+@torch.no_grad()
+def _look(
+    net: nn.Module,
+    chain: Chain,
+    x: Tensor,
+    copies: int,
+    duration: float,
+    key: tuple[int, int],
+    progress: Progress | None,
+) -> _Seen:
+    """Everything about one input (1, ...)."""
+    exact = with_covariance(net, "full")
+    with record(exact) as found:
+        exact(x.to(chain.stages[0].weight.device))
+    analytic = [
+        (found[stage.name].mean[0].double(), found[stage.name].covariance_matrix[0].double())
+        for stage in chain.stages
+    ]
+    # An input's noise depends on no other input.
+    seeds = np.random.default_rng(key).integers(2**31, size=1 + len(OU)).tolist()
+    steady = list(sample_steady(chain, x, copies=copies, seed=seeds[0], progress=progress).values())
+    traced = {
+        stage.name: _liveliest(covariance)
+        for stage, (_, covariance) in zip(chain.stages, analytic, strict=True)
+    }
+    dynamics = {
+        name: simulate_ou(
+            chain,
+            x,
+            duration=duration,
+            copies=_OU_COPIES,
+            ratio=ratio,
+            method="exponential",
+            seed=noise,
+            progress=progress,
+            record_trace=traced if ratio == 1 and key[1] == 0 else None,
+            trace_duration=_TRACE_DURATION,
+        )
+        for (name, ratio), noise in zip(OU.items(), seeds[1:], strict=True)
+    }
+    estimates = {STEADY: steady} | {
+        name: list(one.stages.values()) for name, one in dynamics.items()
+    }
+    compared = {
+        name: [compare(one, *moments) for one, moments in zip(listed, analytic, strict=True)]
+        for name, listed in estimates.items()
+    }
+    shares = {
+        name: [variance_share(one, other) for one, other in zip(listed, steady, strict=True)]
+        for name, listed in estimates.items()
+    }
+    _, means = prepared(chain, x)
+    first = means[0].double(), torch.diag(input_stddev(chain, means)[0].double().square())
+    before = [first, *analytic[:-1]]
+    sampled = [first, *((one.mean[0], one.covariance_matrix[0]) for one in steady[:-1])]
+    why = [
+        reasons(stage, steady[i], analytic[i][1], before[i], sampled[i])
+        for i, stage in enumerate(chain.stages)
+    ]
+    return _Seen(analytic, before, steady, dynamics, compared, shares, why)
+
+
+def _liveliest(covariance: Tensor) -> list[int]:
+    """The units that vary most, to be shown in time."""
+    order: list[int] = covariance.diagonal().argsort(descending=True)[:_TRACED].tolist()
+    return order
+
+
+def _layer(stage: Stage, i: int, seen: Sequence[_Seen]) -> dict[str, Any]:
+    compared = {name: [one.compared[name][i] for one in seen] for name in (STEADY, *OU)}
+    averages = {key: Error.average([one.errors[key] for one in compared[STEADY]]) for key in ERRORS}
+    why = [one.reasons[i] for one in seen]
+    most = max(why, key=lambda one: abs(one.pairs[0][2]) if one.pairs else 0.0)
+    parts = ("strong_pairs", "error_at_strong_pairs", "saturated", "error_at_saturated")
+    return {
+        "name": stage.name,
+        "units": len(stage.weight),
+        "activation": stage.activation.name,
+        "poor": [key for key in ("covariance", "off_diagonal") if averages[key].is_above(LIMIT)],
+        "simulations": {
+            name: _averaged(listed)
+            | {"variance_share": _mean([one.shares[name][i] for one in seen])}
+            for name, listed in compared.items()
+        },
+        "by_input": [
+            {key: error.value for key, error in one.errors.items()} | {"entropy": one.entropy.value}
+            for one in compared[STEADY]
+        ],
+        "reasons": {
+            "pairs": [list(pair) for pair in most.pairs],
+            **{key: float(np.mean([getattr(one, key) for one in why])) for key in parts},
+            "own": float(np.sqrt(np.mean([one.own**2 for one in why]))),
+        },
+    }
+
+
+def _averaged(compared: Sequence[Comparison]) -> dict[str, Any]:
+    """Of one layer and simulation, over inputs."""
+    errors = {key: Error.average([one.errors[key] for one in compared]) for key in ERRORS}
+    dimensions = [one.entropy.dimensions for one in compared]
+    return {
+        **{
+            key: {"value": error.value, "bar": error.bar, "floor": error.floor}
+            for key, error in errors.items()
+        },
+        "entropy": _mean([one.entropy[:2] for one in compared])
+        | {"dimensions": [min(dimensions), max(dimensions)]},
+        "effective_samples": float(np.mean([one.samples for one in compared])),
+    }
+
+
+def _mean(values: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Of values with standard errors."""
+    bars = [bar for _, bar in values]
+    return {
+        "value": float(np.mean([value for value, _ in values])),
+        "bar": float(np.linalg.norm(bars) / len(bars)),
+    }
+
+
+def _arrays(chain: Chain, x: Tensor, seen: Sequence[_Seen], seed: int) -> dict[str, np.ndarray]:
+    """What figures show."""
+    first = seen[0]
+    arrays = {"input": x.numpy()}
+    for i, stage in enumerate(chain.stages):
+        estimates = [one.steady[i] for one in seen]
+        arrays |= {
+            f"{stage.name}/mean": _stacked([one.analytic[i][0] for one in seen]),
+            f"{stage.name}/variance": _stacked([one.analytic[i][1].diagonal() for one in seen]),
+            f"{stage.name}/pairs": _stacked(
+                [_pairs(stage, i, one, (seed, i, j)) for j, one in enumerate(seen)]
+            ),
+        }
+        for key in ("mean", "variance"):
+            arrays[f"{stage.name}/sampled_{key}"] = _stacked(
+                [getattr(one, key)[0] for one in estimates]
+            )
+            arrays[f"{stage.name}/{key}_error"] = _stacked(
+                [getattr(one, f"{key}_error")[0] for one in estimates]
+            )
+    output = first.steady[-1]
+    arrays |= {
+        "output/covariance": _numpy(first.analytic[-1][1]),
+        "output/sampled_covariance": _numpy(output.covariance_matrix[0]),
+        "output/covariance_error": _numpy(output.covariance_error[0]),
+    }
+    for dynamics in first.dynamics.values():
+        if dynamics.trace:
+            arrays["times"] = _numpy(dynamics.times)
+            arrays |= {
+                f"{name}/trace": _numpy(trace[:, 0]) for name, trace in dynamics.trace.items()
+            }
+    return arrays
+
+
+def _pairs(stage: Stage, i: int, one: _Seen, key: tuple[int, int, int]) -> Tensor:
+    """(p, 4) covariance, sampled one, its error and rho of the inputs, of some pairs of units.
+
+    Half of them have the largest covariances, the others are any; as the analytic ones tell, which
+    know nothing of the noise of the sampled ones.
+    """
+    covariance, estimate = one.analytic[i][1], one.steady[i]
+    rho = correlations(inputs_of(stage, *one.before[i])[1])
+    rows, columns = torch.triu_indices(len(rho), len(rho), 1)
+    order = covariance[rows, columns].abs().argsort(descending=True)
+    large, rest = order[: _PAIRS // 2], order[_PAIRS // 2 :]
+    chosen = np.random.default_rng(key).permutation(len(rest))[: _PAIRS // 2]
+    kept = torch.cat([large, rest[torch.from_numpy(chosen)]])
+    where = rows[kept], columns[kept]
+    tables = (covariance, estimate.covariance_matrix[0], estimate.covariance_error[0], rho)
+    return torch.stack([table[where] for table in tables], 1)
+
+
+def _stacked(values: Sequence[Tensor]) -> np.ndarray:
+    return _numpy(torch.stack(list(values)))
+
+
+def _numpy(value: Tensor) -> np.ndarray:
+    array: np.ndarray = value.float().cpu().numpy()
+    return array

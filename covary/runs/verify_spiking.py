@@ -1,0 +1,391 @@
+"""A run's moments against the spiking network that they describe, and how fast that decides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from covary.data import Dataset
+from covary.models import with_covariance
+from covary.moments import Moments
+from covary.recording import record
+from covary.runs.directory import Run, environment, weights_digest
+from covary.runs.measuring import Progress
+from covary.stochastic import Chain
+from covary.stochastic.comparison import (
+    Comparison,
+    Error,
+    compare,
+    correlations,
+    relative_error,
+)
+from covary.stochastic.counts import SpikingLayer
+from covary.stochastic.spiking import Spiking, layers_of_neurons, neuron_of, simulate_spikes
+from covary.training.log import without_nan
+
+# Relative errors of rates above this are poor.
+LIMIT = 0.05
+BURN_IN = 100.0
+WINDOW = 200.0
+DT = 0.25
+# Networks for each input whose decision is looked at, and times, in ms, at which it is.
+_JURY = 3
+TIMES = (5.0, 10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 200.0, 300.0, 400.0, 500.0, 750.0, 1000.0)
+# Spike counts of a neuron that fires so rarely have no Fano factor to speak of.
+_LEAST_COUNT = 0.2
+_PAIRS = 300
+
+
+class _Seen(NamedTuple):
+    """All of one input."""
+
+    analytic: list[tuple[Tensor, Tensor]]  # mean (n,) and covariance (n, n) of each layer
+    output: Moments
+    spiking: Spiking
+    compared: list[Comparison]
+    fano: list[Error]
+
+
+def verify_spikes(
+    run: Run,
+    net: nn.Module,
+    chain: Chain,
+    dataset: Dataset,
+    rows: np.ndarray,
+    *,
+    copies: int,
+    duration: float,
+    decided: int,
+    seed: int,
+    progress: Progress | None,
+) -> dict[str, Any]:
+    """Simulate the spiking network for some test inputs, and compare with it layer by layer.
+
+    Rates, Fano factors and covariances of spike counts, with Monte-Carlo error bars; the entropy of
+    what has come out so far as time goes on, and, in classification, how often it is right for the
+    first ``decided`` of the inputs in ``rows``. Numbers go to ``spikes.json`` in the run's folder,
+    what figures show to ``spikes.npz``.
+    """
+    started = datetime.now(timezone.utc)
+    config = run.config()
+    hidden, _ = layers_of_neurons(chain)
+    classify = config.model.task == "classification"
+    x = dataset.x_test[torch.from_numpy(rows)]
+    layers, entropy, arrays = _compared(net, chain, x, copies, duration, seed, progress)
+    decisions = None
+    if classify and decided:
+        order = np.random.default_rng(seed).permutation(len(dataset.x_test))[:decided]
+        some = torch.from_numpy(order)
+        decisions = _decisions(
+            net,
+            chain,
+            dataset.x_test[some],
+            dataset.y_test[some],
+            duration=duration,
+            seed=seed,
+            progress=progress,
+        )
+    result = {
+        "kind": "spiking",
+        "dataset": config.data.name,
+        "task": config.model.task,
+        "activation": config.model.activation,
+        "noise": [chain.noise, *(stage.noise for stage in hidden)],
+        "weights": weights_digest(net),
+        "inputs": rows.tolist(),
+        "copies": copies,
+        "duration": duration,
+        "burn_in": BURN_IN,
+        "window": WINDOW,
+        "dt": DT,
+        "limit": LIMIT,
+        "layers": layers,
+        "entropy": entropy,
+        "decisions": decisions,
+        **environment(started, seed=seed),
+    }
+    result["notes"] = sentences(result)
+    run.write_arrays("spikes.npz", arrays)
+    clean: dict[str, Any] = without_nan(result)
+    run.write_json(run.spikes_path.name, clean)
+    return clean
+
+
+def _compared(
+    net: nn.Module,
+    chain: Chain,
+    x: Tensor,
+    copies: int,
+    duration: float,
+    seed: int,
+    progress: Progress | None,
+) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, np.ndarray]]:
+    """Layers, entropies in time, and arrays for figures."""
+    hidden, _ = layers_of_neurons(chain)
+    seeds = np.random.default_rng(seed).integers(2**31, size=len(x)).tolist()
+    seen = [
+        _look(net, chain, one[None], copies, duration, seeds[i], _named(progress, i, len(x)))
+        for i, one in enumerate(x)
+    ]
+    layers = []
+    for i, stage in enumerate(hidden):
+        neuron = neuron_of(stage)
+        rates = torch.stack([one.spiking.layers[stage.name].rate[0] for one in seen])
+        errors = {
+            "rate": [one.compared[i].mean for one in seen],
+            "variance": [one.compared[i].variance for one in seen],
+            "fano": [one.fano[i] for one in seen],
+            "covariance": [one.compared[i].covariance for one in seen],
+            "off_diagonal": [one.compared[i].off_diagonal for one in seen],
+        }
+        averages = {key: Error.average(values) for key, values in errors.items()}
+        analytic = [one.analytic[i] for one in seen]
+        fano = torch.stack([cov.diagonal() / mean.clamp_min(1e-12) for mean, cov in analytic])
+        firing = torch.stack([mean for mean, _ in analytic]) * WINDOW > _LEAST_COUNT
+        layers.append(
+            {
+                "name": stage.name,
+                "units": len(stage.weight),
+                "neuron": vars(neuron),
+                "poor": ["rate"] if averages["rate"].is_above(LIMIT) else [],
+                "mean_rate": float(rates.mean()),
+                "mean_fano": float(fano[firing].mean()) if firing.any() else None,
+                "silent": float((rates == 0).double().mean()),
+                "saturated": float((rates * neuron.t_ref > 0.9).double().mean()),
+                "errors": {
+                    key: {"value": one.value, "bar": one.bar, "floor": one.floor}
+                    for key, one in averages.items()
+                },
+            }
+        )
+    return layers, _entropies(seen), _arrays([stage.name for stage in hidden], seen, seed)
+
+
+def _named(progress: Progress | None, i: int, count: int) -> Progress | None:
+    if progress is None:
+        return None
+    return lambda items, name: progress(items, f"{i + 1}/{count}, {name}")
+
+
+@torch.no_grad()
+def _look(
+    net: nn.Module,
+    chain: Chain,
+    x: Tensor,
+    copies: int,
+    duration: float,
+    seed: int,
+    progress: Progress | None,
+) -> _Seen:
+    """Everything about one input (1, ...)."""
+    exact = with_covariance(net, "full")
+    with record(exact) as found:
+        output: Moments = exact(x.to(chain.stages[0].weight.device))
+    hidden, _ = layers_of_neurons(chain)
+    names = [stage.name for stage in hidden]
+    analytic = [
+        (found[name].mean[0].double(), found[name].covariance_matrix[0].double()) for name in names
+    ]
+    spiking = simulate_spikes(
+        chain,
+        x,
+        duration=BURN_IN + duration,
+        burn_in=BURN_IN,
+        window=WINDOW,
+        copies=copies,
+        dt=DT,
+        covariance=names,
+        times=[time for time in TIMES if time <= duration],
+        seed=seed,
+        progress=progress,
+    )
+    layers = [spiking.layers[name] for name in names]
+    compared = [
+        # Counts of a window, and moments per ms.
+        compare(layer.counts, mean * layer.window, covariance * layer.window)
+        for layer, (mean, covariance) in zip(layers, analytic, strict=True)
+    ]
+    fano = [_fano(layer, *moments) for layer, moments in zip(layers, analytic, strict=True)]
+    return _Seen(analytic, output, spiking, compared, fano)
+
+
+def _fano(layer: SpikingLayer, mean: Tensor, covariance: Tensor) -> Error:
+    """The error of Fano factors, of neurons that fire often enough to have one."""
+    firing = mean * layer.window > _LEAST_COUNT
+
+    def pick(sampled_mean: Tensor, sampled: Tensor) -> Tensor:
+        variance = sampled.diagonal(dim1=-2, dim2=-1)
+        # Jackknifed as it is: where nobody fired, there is nothing to divide by.
+        return torch.where(firing, variance / sampled_mean.clamp_min(1 / layer.window), 0.0)
+
+    truth = torch.where(firing, covariance.diagonal() / mean.clamp_min(1e-12), 0.0)
+    return relative_error(layer.counts, pick, truth)
+
+
+def _entropies(seen: Sequence[_Seen]) -> dict[str, Any]:
+    """Of the output, as spikes come in, and where it is to end: averages over inputs."""
+    readout = [one.spiking.readout for one in seen]
+    values = [one.entropy() for one in readout]
+    return {
+        "times": readout[0].times.tolist(),
+        "simulated": torch.stack([value[0] for value, _ in values]).mean(0).tolist(),
+        "bar": [
+            float(np.linalg.norm(column) / len(values))
+            for column in torch.stack([error[0] for _, error in values]).T.tolist()
+        ],
+        "moments": float(np.mean([one.output.entropy().item() for one in seen])),
+    }
+
+
+@torch.no_grad()
+def _decisions(
+    net: nn.Module,
+    chain: Chain,
+    x: Tensor,
+    y: Tensor,
+    *,
+    duration: float,
+    seed: int,
+    progress: Progress | None,
+    batch: int = 100,
+) -> dict[str, Any]:
+    """How often the spiking network is right as time goes on, and how often the moments are.
+
+    Time begins with the input, not after burning in: potentials are anywhere from reset to
+    threshold.
+    """
+    exact = with_covariance(net, "full")
+    device = chain.stages[0].weight.device
+    times = [time for time in TIMES if time <= duration]
+    right, agrees, analytic = [], [], 0
+    parts = list(zip(torch.split(x, batch), torch.split(y, batch), strict=True))
+    for i, (inputs, labels) in enumerate(parts):
+        classes = exact(inputs.to(device)).mean.argmax(-1).cpu()
+        analytic += int((classes == labels).sum())
+        readout = simulate_spikes(
+            chain,
+            inputs,
+            duration=times[-1],
+            burn_in=0.0,
+            window=times[-1] / 2,  # two of them: variances, which nobody looks at here
+            copies=_JURY,
+            groups=_JURY,
+            dt=2 * DT,
+            times=times,
+            seed=seed + i,
+            progress=_named(progress, i, len(parts)),
+        ).readout
+        decided = readout.decisions.cpu()
+        right.append((decided == labels[:, None, None]).double().mean((0, 2)))
+        agrees.append((decided == classes[:, None, None]).double().mean((0, 2)))
+    accuracy, agreement = torch.cat(right), torch.cat(agrees)
+    return {
+        "inputs": len(x),
+        "networks": _JURY,
+        "dt": 2 * DT,
+        "times": times,
+        "accuracy": accuracy.mean(0).tolist(),
+        # Of drawing other inputs, whose networks are not independent of each other.
+        "bar": (accuracy.std(0) / math.sqrt(len(accuracy))).tolist(),
+        "agreement": agreement.mean(0).tolist(),
+        "moments": analytic / len(x),
+    }
+
+
+def sentences(result: dict[str, Any]) -> list[str]:
+    """What the numbers say."""
+    found = []
+    for layer in result["layers"]:
+        if not layer["poor"]:
+            continue
+        rate = layer["errors"]["rate"]
+        found.append(
+            f"{layer['name']}: rates are {100 * rate['value']:.0f}% off. Moments take what comes "
+            "in for white noise, which spikes are if those who send them fire irregularly (a Fano "
+            "factor near 1) and each counts for little. Regular trains shake a membrane more than "
+            "their count varies. Train with more noise (--noise), so that neurons fire by chance."
+        )
+    if not found:
+        found.append(
+            f"Rates of all layers agree with the moments to {result['limit']:.0%}, beyond doubt or "
+            "within the noise of the simulation."
+        )
+    decided = result.get("decisions")
+    if decided:
+        found.append(_decided(decided))
+    return found
+
+
+def _decided(decided: dict[str, Any]) -> str:
+    aim, last = decided["moments"] - 0.02, decided["accuracy"][-1]
+    reached = [
+        time
+        for time, accuracy in zip(decided["times"], decided["accuracy"], strict=True)
+        if accuracy >= aim
+    ]
+    text = (
+        f"After {decided['times'][-1]:g} ms the spiking network is right for {last:.1%} of "
+        f"{decided['inputs']} inputs, the moments for {decided['moments']:.1%}"
+    )
+    if reached:
+        return f"{text}; it comes within 2 points of them after {reached[0]:g} ms."
+    return f"{text}; it does not come within 2 points of them. Simulate for longer (--duration)."
+
+
+def _arrays(names: Sequence[str], seen: Sequence[_Seen], seed: int) -> dict[str, np.ndarray]:
+    """What figures show."""
+    arrays: dict[str, np.ndarray] = {}
+    for i, name in enumerate(names):
+        layers = [one.spiking.layers[name] for one in seen]
+        means = [one.analytic[i][0] for one in seen]
+        covariances = [one.analytic[i][1] for one in seen]
+        found = {
+            "rate": torch.stack(means),
+            "fano": torch.stack(
+                [
+                    covariance.diagonal() / mean.clamp_min(1e-12)
+                    for mean, covariance in zip(means, covariances, strict=True)
+                ]
+            ),
+            "sampled_rate": torch.cat([layer.rate for layer in layers]),
+            "rate_error": torch.cat([layer.rate_error for layer in layers]),
+            "sampled_fano": torch.cat([layer.fano for layer in layers]),
+            "fano_error": torch.cat([layer.fano_error for layer in layers]),
+            "pairs": torch.stack(
+                [
+                    _pairs(layer, covariance, (seed, i, j))
+                    for j, (layer, covariance) in enumerate(zip(layers, covariances, strict=True))
+                ]
+            ),
+        }
+        arrays |= {f"{name}/{key}": value.float().cpu().numpy() for key, value in found.items()}
+    return arrays
+
+
+def _pairs(layer: SpikingLayer, covariance: Tensor, key: tuple[int, int, int]) -> Tensor:
+    """(p, 3) correlation, sampled one and its error, of some pairs of neurons that fire.
+
+    Half of them have the largest ones by the moments, the others are any.
+    """
+    rho = correlations(covariance)
+    rows, columns = torch.triu_indices(len(rho), len(rho), 1)
+    firing = layer.rate[0] * layer.window > _LEAST_COUNT
+    both = (firing[rows] & firing[columns]).nonzero().squeeze(1)
+    rows, columns = rows[both], columns[both]
+    order = rho[rows, columns].abs().argsort(descending=True)
+    large, rest = order[: _PAIRS // 2], order[_PAIRS // 2 :]
+    chosen = np.random.default_rng(key).permutation(len(rest))[: _PAIRS // 2]
+    kept = torch.cat([large, rest[torch.from_numpy(chosen)]])
+    where = rows[kept], columns[kept]
+    sampled, error = layer.covariance[0], layer.covariance_error[0]
+    deviation = sampled.diagonal().clamp_min(0).sqrt()
+    scale = (deviation[where[0]] * deviation[where[1]]).clamp_min(1e-12)
+    table = torch.stack([rho[where], sampled[where] / scale, error[where] / scale], 1)
+    empty = table.new_full((_PAIRS - len(table), 3), torch.nan)  # fewer pairs, the same shape
+    return torch.cat([table, empty])

@@ -1,0 +1,74 @@
+"""What a verification says in words: where linear response is poor, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# A layer that makes so much of its error itself does not owe it to those before it.
+_MOSTLY = 0.7
+
+
+def sentences(result: dict[str, Any]) -> list[str]:
+    """One for each layer whose covariances are poor, and one on networks in time."""
+    found = [_poor(layer) for layer in result["layers"] if layer["poor"]]
+    if not found:
+        found = [
+            f"No layer's covariances are more than {result['limit']:.0%} off beyond doubt: linear "
+            "response describes this network on these inputs."
+        ]
+    return [*found, _in_time(result)]
+
+
+def _poor(layer: dict[str, Any]) -> str:
+    errors, why = layer["simulations"]["steady"], layer["reasons"]
+    off = f"{percent(errors['covariance']['value'])} off"
+    text = f"{layer['name']}: covariances are {off} ({percent(errors['off_diagonal']['value'])} "
+    text += "between different units). "
+    own = why["own"]
+    if own < _MOSTLY * errors["covariance"]["value"]:
+        text += (
+            f"Of its own the layer would add {percent(own)}: it inherits the rest from the layers "
+            "before it."
+        )
+        if layer["activation"] == "identity":
+            return text
+    if why["pairs"]:
+        i, j, rho = why["pairs"][0]
+        text = text.rstrip() + (
+            f" Its inputs are correlated by up to |rho| = {abs(rho):.2f} (units {i} and {j}), and "
+            f"linear response keeps the first power of rho alone: the "
+            f"{percent(why['strong_pairs'])} of pairs with |rho| above 0.5 have "
+            f"{percent(why['error_at_strong_pairs'])} of the squared error."
+        )
+    if why["error_at_saturated"] > 0.5:
+        text += (
+            f" {percent(why['saturated'])} of its units are saturated (|mu| above 2 sigma); pairs "
+            f"with such a unit have {percent(why['error_at_saturated'])} of the squared error."
+        )
+    return text
+
+
+def _in_time(result: dict[str, Any]) -> str:
+    output = result["layers"][-1]["simulations"]
+    at_once, equal = (output[name]["variance_share"] for name in ("ou-0", "ou-1"))
+    return (
+        "In time, with the equal time constants of the paper's equation, each layer averages over "
+        f"the noise of those before it: the output has {_share(equal)} of its variance. Moments "
+        f"are those of layers that follow at once, where it has {_share(at_once)} of it."
+    )
+
+
+def _share(share: dict[str, float]) -> str:
+    return f"{share['value']:.2f} \N{PLUS-MINUS SIGN} {share['bar']:.2f}"
+
+
+def percent(value: float) -> str:
+    """A part as people read it.
+
+    Examples:
+        >>> percent(0.123), percent(0.0123), percent(0.00001), percent(0.0)
+        ('12%', '1.2%', '<0.1%', '0%')
+    """
+    if 0 < value < 0.001:
+        return "<0.1%"
+    return f"{100 * value:.{1 if 0 < value < 0.0995 else 0}f}%"
