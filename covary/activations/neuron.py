@@ -62,9 +62,9 @@ class LIF:
     def irregular_noise(self) -> float:
         """Sigma, in mV per sqrt(ms), that makes it fire irregularly, by chance.
 
-        Without a threshold it would spread V by as much as lies between reset and threshold.
+        With it, reset and threshold are 1 apart in the units of docs/theory.md, eq. (25).
         """
-        return math.sqrt(2 * self.leak) * (self.v_th - self.v_res)
+        return math.sqrt(self.leak) * (self.v_th - self.v_res)
 
     def rate(self, mu: Tensor) -> Tensor:
         """Spikes per ms under constant input, elementwise: the limit of no noise."""
