@@ -75,6 +75,8 @@ def write_table(path: Path, rows: int = 60, seed: int = 0) -> Path:
         ["attack"],
         ["compare"],
         ["fidelity"],
+        ["verify"],
+        ["export"],
         ["report"],
         ["demo"],
         ["data"],
