@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 
 import mpmath as mp
 import numpy as np
@@ -275,3 +276,13 @@ def test_in_training_gradients_by_the_mean_are_gains():
     out = covary.nn.Activation("lif")(covary.Moments(mu, cov))
     (slope,) = torch.autograd.grad(out.mean.sum(), mu)
     torch.testing.assert_close(slope, lif()(mu, cov.variance).gain)
+
+
+def test_tables_are_made_where_an_activation_arrives_without_them(monkeypatch):
+    """As in a process that unpickles a network."""
+    mu, var = torch.tensor([[0.5, 2.0]]), torch.ones(1, 1)
+    activation = pickle.loads(pickle.dumps(lif()))
+    expected = activation(mu, var)
+    monkeypatch.setattr(dawson, "_TABLES", {})
+    dawson._kept_rows.cache_clear()
+    torch.testing.assert_close(activation(mu, var), expected, rtol=0, atol=0)

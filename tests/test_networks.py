@@ -328,6 +328,10 @@ def test_compile_in_one_graph(name, activation):
     assert_compiles("aot_eager", name, activation)
 
 
+def test_spiking_neurons_compile_in_one_graph():
+    assert_compiles("aot_eager", "full", "lif")
+
+
 def test_one_compiled_graph_serves_many_batch_sizes():
     """A network wide enough that eager mode works in chunks."""
     torch._dynamo.reset()

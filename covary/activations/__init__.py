@@ -7,7 +7,7 @@ import difflib
 from covary.activations.activation import ActivationMoments, MomentActivation
 from covary.activations.heaviside import HEAVISIDE
 from covary.activations.hermite import SIGMOID, SILU, SOFTPLUS, TANH, quadrature
-from covary.activations.integrate_and_fire import LIF_ACTIVATION, lif
+from covary.activations.integrate_and_fire import lif
 from covary.activations.neuron import LIF
 from covary.activations.probit import ERF, GELU, PROBIT
 from covary.activations.relu import IDENTITY, RELU, leaky_relu
@@ -29,7 +29,6 @@ _REGISTRY = {
     "heaviside": HEAVISIDE,
     "identity": IDENTITY,
     "leaky_relu": leaky_relu(),
-    "lif": LIF_ACTIVATION,
     "probit": PROBIT,
     "relu": RELU,
     "sigmoid": SIGMOID,
@@ -41,7 +40,7 @@ _REGISTRY = {
 
 def names() -> list[str]:
     """The names that ``get`` knows."""
-    return sorted(_REGISTRY)
+    return sorted([*_REGISTRY, "lif"])
 
 
 def get(activation: str | MomentActivation) -> MomentActivation:
@@ -53,6 +52,8 @@ def get(activation: str | MomentActivation) -> MomentActivation:
     """
     if isinstance(activation, MomentActivation):
         return activation
+    if activation == "lif":  # made when it is wanted, as its tables take a moment
+        return lif()
     if not isinstance(activation, str) or activation not in _REGISTRY:
         name = activation if isinstance(activation, str) else type(activation).__name__
         close = difflib.get_close_matches(name.lower(), names(), n=1)

@@ -66,7 +66,7 @@ class Place(NamedTuple):
         The scale of the decay is put back; that of the growth is left to whoever takes ratios.
         """
         flat = self.cell.reshape(-1)
-        rows = _table(name, self.within.dtype, self.within.device)
+        rows = _rows(name, self.within.dtype, self.within.device)
         c0, c1, c2, c3 = (row.index_select(0, flat).view_as(self.within) for row in rows)
         # In place: fresh memory for every step would take longer than the arithmetic.
         value = c0.addcmul_(c1.addcmul_(c2.addcmul_(c3, self.within), self.within), self.within)
@@ -85,14 +85,33 @@ def place(x: Tensor) -> Place:
     return Place(below, above, s, cell.int(), grid.sub_(cell))
 
 
-@cache
-def _table(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    """Coefficients of the cubics, lowest power first, each (_TOTAL,)."""
-    with torch.inference_mode(False):  # a tensor of inference mode would be one for ever
-        return tuple(torch.as_tensor(row, dtype=dtype, device=device) for row in _cubics()[name])
+# Coefficients of the cubics, lowest power first, (4, _TOTAL) for each function, once made.
+_TABLES: dict[str, Tensor] = {}
+
+
+def prepare() -> None:
+    """Make the tables, which takes a tenth of a second, unless they are there.
+
+    To be done when an activation is made: a compiler would try to follow it.
+    """
+    if not _TABLES:
+        with torch.inference_mode(False):  # a tensor of inference mode would be one for ever
+            _TABLES.update({name: torch.from_numpy(rows) for name, rows in _cubics().items()})
+
+
+def _rows(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    if torch.compiler.is_compiling() and _TABLES:
+        return _TABLES[name].to(device, dtype).unbind()
+    return _kept_rows(name, dtype, device)
 
 
 @cache
+def _kept_rows(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    prepare()  # an activation that was unpickled was made elsewhere
+    with torch.inference_mode(False):
+        return _TABLES[name].to(device, dtype).unbind()
+
+
 def _cubics() -> dict[str, Array]:
     """(4, _TOTAL) for each function: cubics through its values at Chebyshev's points of a cell."""
     points = (1 - np.cos(np.pi * (np.arange(4) + 0.5) / 4)) / 2

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from covary.activations.activation import ActivationMoments, MomentActivation
-from covary.activations.dawson import FAMILIES, REACH, Place, place
+from covary.activations.dawson import FAMILIES, REACH, Place, place, prepare
 from covary.activations.neuron import LIF
 
 
@@ -35,6 +35,7 @@ def lif(
         tensor([[ 0.3667, 18.2369, 53.5230]])
     """
     neuron = LIF(v_th, v_res, t_ref, leak)
+    prepare()
     name = "lif" if neuron == LIF() else repr(neuron)
     moments = partial(_moments, neuron=neuron)
     return MomentActivation(name, neuron.rate, neuron.rate_slope, moments, neuron)
@@ -171,6 +172,3 @@ def _derivatives(
         2 * gain * log_by_var - gain / (2 * var) - once * per_noise * (ddg / 2 - g) / (2 * var),
     )
     return by_mu, by_var
-
-
-LIF_ACTIVATION = lif()

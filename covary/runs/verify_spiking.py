@@ -313,8 +313,8 @@ def sentences(result: dict[str, Any]) -> list[str]:
         )
     if not found:
         found.append(
-            f"Rates of all layers agree with the moments to {result['limit']:.0%}, beyond doubt or "
-            "within the noise of the simulation."
+            f"No layer's rates are more than {result['limit']:.0%} off beyond doubt: moments "
+            "describe this network on these inputs."
         )
     decided = result.get("decisions")
     if decided:
