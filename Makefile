@@ -74,6 +74,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.tracked
 	$(BIN)/python -m benchmarks.tracking_probe
 	$(BIN)/python -m benchmarks.sampling_cost
+	-$(BIN)/python -m benchmarks.lif
 
 results: setup
 	$(BIN)/python -m benchmarks.demo
@@ -83,6 +84,8 @@ results: setup
 	$(BIN)/python -m benchmarks.tracking_trials
 	$(BIN)/python -m benchmarks.uncertainty
 	$(BIN)/python -m benchmarks.uci
+	$(BIN)/python -m benchmarks.verification
+	$(BIN)/python -m benchmarks.spiking
 
 clean:
 	rm -rf $(VENV) site out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks

@@ -9,22 +9,15 @@ replaced. A test fails when a page and the stored results differ.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import tables_networks
+from benchmarks.cells import markdown, percent
 from benchmarks.results import ROOT, load
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-def markdown(header: list[str], rows: Iterable[list[str]]) -> str:
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def percent(value: float) -> str:
-    return f"{100 * value:.{2 if value < 0.01 else 1 if value < 0.1 else 0}f}%"
 
 
 def speed() -> str:
@@ -398,6 +391,9 @@ def sampling_cost() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "verification": tables_networks.verification,
+    "spiking": tables_networks.spiking,
+    "lif": tables_networks.lif,
     "sampling cost": sampling_cost,
     "uci": uci,
     "attacks": attacks,

@@ -48,10 +48,13 @@ def plain(
 
 
 def has_slope(net: nn.Module) -> bool:
-    """Whether the conventional network can be trained: no activation of it is a step."""
+    """Whether the conventional network can be trained: no activation is a step, or a neuron.
+
+    Without noise a neuron is silent below threshold, and of infinite slope just above it.
+    """
     step = activations.get("heaviside")
-    layers = [layer for layer in net.modules() if isinstance(layer, Activation)]
-    return all(layer.activation is not step for layer in layers)
+    found = [layer.activation for layer in net.modules() if isinstance(layer, Activation)]
+    return all(each is not step and each.neuron is None for each in found)
 
 
 def _plain(layer: nn.Module, activation: MomentActivation | None) -> nn.Module:

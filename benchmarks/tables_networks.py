@@ -1,0 +1,104 @@
+"""Tables of networks that were simulated: in the steady state, in time, spiking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.cells import markdown, percent
+from benchmarks.results import load
+
+
+def _error(error: dict[str, float]) -> str:
+    return f"{percent(error['value'])} ± {percent(error['bar'])}"
+
+
+def verification() -> str:
+    rows = []
+    for network, found in load("verification").items():
+        for layer in found["layers"]:
+            steady = layer["simulations"]["steady"]
+            gap = steady["entropy"]
+            rows.append(
+                [
+                    f"{network}, {layer['name']}{' *' if layer['poor'] else ''}",
+                    *(_error(steady[key]) for key in ("mean", "variance", "covariance")),
+                    f"{gap['value']:+.2f} ± {gap['bar']:.2f}",
+                    *(
+                        f"{layer['simulations'][name]['variance_share']['value']:.2f}"
+                        for name in ("ou-0", "ou-1")
+                    ),
+                ]
+            )
+    return markdown(
+        [
+            "layer (* poor)",
+            "mean",
+            "variance",
+            "covariance",
+            "entropy gap, nats",
+            "variance in time, at once",
+            "equal time constants",
+        ],
+        rows,
+    )
+
+
+def spiking() -> str:
+    found = load("spiking")
+    names = {name: name.replace("-", " ") for name in found} | {"regular": "noise 0.2"}
+
+    def of(name: str, time: float) -> str:
+        decided = found[name]["spikes"]["decisions"]
+        return f"{decided['accuracy'][decided['times'].index(time)]:.3f}"
+
+    def layers(name: str, key: str) -> str:
+        listed = found[name]["spikes"]["layers"]
+        return ", ".join(percent(layer["errors"][key]["value"]) for layer in listed)
+
+    def scores(name: str, part: str, score: str) -> str:
+        return f"{found[name]['auroc'][part][score]:.3f}"
+
+    lines: dict[str, Callable[[str], str]] = {
+        "test accuracy, moments": lambda name: f"{found[name]['accuracy']:.4f}",
+        "entropy, right / wrong predictions": lambda name: " / ".join(
+            f"{found[name]['entropy'][key]:.2f}" for key in ("right", "wrong")
+        ),
+        "separability of errors by layer": lambda name: ", ".join(
+            f"{value:.2f}" for value in found[name]["separability"]
+        ),
+        "AUROC of entropy / max-softmax, errors": lambda name: " / ".join(
+            scores(name, "test", score) for score in ("entropy", "max_softmax")
+        ),
+        "AUROC of entropy / max-softmax, notMNIST": lambda name: " / ".join(
+            scores(name, "notmnist", score) for score in ("entropy", "max_softmax")
+        ),
+        "Fano factors by layer": lambda name: ", ".join(
+            f"{layer['mean_fano']:.2f}" for layer in found[name]["spikes"]["layers"]
+        ),
+        "error of rates by layer": lambda name: layers(name, "rate"),
+        "error of covariances by layer": lambda name: layers(name, "covariance"),
+        "500 test digits: accuracy of moments": lambda name: (
+            f"{found[name]['spikes']['decisions']['moments']:.3f}"
+        ),
+        **{
+            f"of spikes after {time} ms": (lambda name, time=time: of(name, time))  # type: ignore[misc]
+            for time in (50, 100, 500, 1000)
+        },
+    }
+    return markdown(
+        ["784-392-96-10 on MNIST", *names.values()],
+        [[label, *(cell(name) for name in names)] for label, cell in lines.items()],
+    )
+
+
+def lif() -> str:
+    found = load("lif")["times faster"]
+    ranges = list(next(iter(found.values())))
+    kinds = list(next(iter(found.values()))[ranges[0]])
+    return markdown(
+        ["times faster", *(f"{kind}, {where} inputs" for where in ranges for kind in kinds)],
+        [
+            [threads, *(f"{row[where][kind]:.1f}" for where in ranges for kind in kinds)]
+            for threads, row in found.items()
+        ],
+    )
