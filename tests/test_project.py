@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import (
+    lif,
     parity,
     replicas,
     results,
     sampling_cost,
+    spiking,
     summary,
     tables,
     tracked,
@@ -119,6 +121,8 @@ def test_stored_measurements_keep_the_promises():
     assert parity.broken_promises(results.load("parity")) == []
     assert sampling_cost.broken_promises(results.load("sampling_cost")) == []
     assert uncertainty.broken_promises(results.load("uncertainty")) == []
+    assert lif.broken_promises(results.load("lif")) == []
+    assert spiking.broken_promises(results.load("spiking")) == []
     for row in results.load("replicas"):
         assert row["times faster"] >= replicas.LEAST_TIMES_FASTER
         assert max(row["difference of means"], row["difference of stddevs"]) < 1e-4
