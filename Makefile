@@ -74,7 +74,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.tracked
 	$(BIN)/python -m benchmarks.tracking_probe
 	$(BIN)/python -m benchmarks.sampling_cost
-	-$(BIN)/python -m benchmarks.lif
+	$(BIN)/python -m benchmarks.lif
 
 results: setup
 	$(BIN)/python -m benchmarks.demo

@@ -96,10 +96,11 @@ def main() -> None:
     try:
         from mnn.mnn_core.mnn_utils import Mnn_Core_Func
     except ImportError as error:
-        sys.exit(
-            f"Not measured: {error}. It takes pip install --no-deps moment-neural-network "
-            "erfi_pytorch, which nothing else here needs."
+        print(
+            f"LIF moments were not measured: {error}. It takes pip install --no-deps "
+            "moment-neural-network erfi_pytorch, which nothing else here needs."
         )
+        return
     warnings.simplefilter("default")  # which that package turns off for everybody
     peer = Mnn_Core_Func()
     threads = torch.get_num_threads()

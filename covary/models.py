@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
@@ -103,22 +104,33 @@ def _start_spiking(net: nn.Sequential, neuron: LIF) -> None:
     above saturates; on either side its gain, through which alone gradients pass, is next to
     nothing. With noise it responds from below. So inputs are centred on half of that drive, and
     spread by as much. The weights that read the neurons are divided by the rate at which they then
-    fire: rates are hundredths per ms, where other activations are about 1.
+    fire: rates are hundredths per ms, where other activations are about 1. For the same reason
+    running statistics, of batch norm behind neurons, start at what to expect of such rates: from 0
+    and 1 they would take a hundred steps to get there.
     """
     drive = 0.5 * neuron.drive_at_threshold
-    for layer in net:
-        if isinstance(layer, BatchNorm1d):
+    spread = abs(drive) or 1.0
+    with torch.device("cpu"), torch.no_grad():  # numbers, wherever the network is to be
+        start = activations.lif(**vars(neuron))(
+            torch.tensor([[drive]]), torch.tensor([[neuron.irregular_noise**2]])
+        )
+        rate, deviation = start.mean.item(), start.gain.item() * spread
+        layers = list(net)
+        for before, layer in pairwise(layers):
+            if not isinstance(layer, BatchNorm1d):
+                continue
             assert layer.weight is not None
             assert layer.bias is not None
-            nn.init.constant_(layer.bias, drive)
-            nn.init.constant_(layer.weight, abs(drive) or 1.0)
-    start = activations.lif(**vars(neuron))(
-        torch.tensor([[drive]]), torch.tensor([[neuron.irregular_noise**2]])
-    )
-    readout = net[-1]
-    assert isinstance(readout, Linear)
-    with torch.no_grad():
-        readout.weight /= start.mean.item()
+            layer.bias.fill_(drive)
+            layer.weight.fill_(spread)
+            if before is not layers[1]:
+                assert isinstance(before, Linear)
+                bias = 0.0 if before.bias is None else before.bias
+                layer.running_mean.copy_(before.weight.sum(1) * rate + bias)
+                layer.running_var.copy_(before.weight.square().sum(1) * deviation**2)
+        readout = layers[-1]
+        assert isinstance(readout, Linear)
+        readout.weight /= rate
 
 
 def lenet(input_shape: Sequence[int]) -> nn.Sequential:

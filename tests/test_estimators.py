@@ -387,3 +387,8 @@ def test_bad_data_are_refused(regressor):
         regressor.predict(x)
     with pytest.raises(NotFittedError):
         MomentClassifier().predict(x)
+
+
+def test_spiking_neurons_are_refused():
+    with pytest.raises(ValueError, match="spiking neurons"):
+        MomentClassifier(activation="lif").fit(np.zeros((20, 2)), np.arange(20) % 2)

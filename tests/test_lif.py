@@ -222,7 +222,9 @@ def test_constants_that_no_neuron_has(constants, message):
 
 def test_names_of_neurons():
     assert repr(lif()) == "lif"
-    assert repr(lif(t_ref=2)) == "lif(20, 0, 2, 0.05)"
+    assert repr(lif(t_ref=2)) == "lif(v_th=20, v_res=0, t_ref=2, leak=0.05)"
+    assert repr(lif(t_ref=5.0000001)) != "lif"
+    assert LIF(v_th=np.float32(20)) == LIF()
     assert activations.get("lif").neuron == LIF()
     assert activations.get("relu").neuron is None
 
@@ -286,3 +288,27 @@ def test_tables_are_made_where_an_activation_arrives_without_them(monkeypatch):
     monkeypatch.setattr(dawson, "_TABLES", {})
     dawson._kept_rows.cache_clear()
     torch.testing.assert_close(activation(mu, var), expected, rtol=0, atol=0)
+
+
+def test_nan_stays_nan():
+    out = lif()(torch.tensor([[torch.nan, 1.0]]), torch.ones(1, 2))
+    for values in out:
+        assert values[0, 0].isnan()
+        assert values[0, 1].isfinite()
+
+
+def test_networks_can_be_planned_without_memory():
+    with torch.device("meta"):
+        net = covary.mlp([5, 4, 3, 2], activation="lif", batch_norm=True)
+    assert net.linear2.weight.is_meta
+
+
+def test_batch_norm_behind_neurons_starts_with_what_it_will_see():
+    torch.manual_seed(0)
+    net = covary.mlp([100, 200, 150, 3], activation="lif", batch_norm=True)
+    x = torch.randn(500, 100)
+    with covary.record(net) as layers:
+        net(x)  # in training mode: by statistics of the batch
+    expected = layers["linear2"].mean.var(0).mean()
+    fresh = covary.mlp([100, 200, 150, 3], activation="lif", batch_norm=True).batch_norm2
+    assert 0.5 < fresh.running_var.mean() / expected < 2

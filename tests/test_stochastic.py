@@ -6,6 +6,7 @@ of freedom: beyond 6 once in 40,000, and of mean square 15 / 13.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 
@@ -320,7 +321,7 @@ def factor(m: int) -> float:
 
 def system(net: nn.Sequential, time_constants) -> tuple[Tensor, Tensor, list[slice]]:
     """A linear network as dz = A z dt + noise of covariance Q dt; and where its layers are."""
-    chain = Chain.of(net).double()
+    chain = Chain.of(copy.deepcopy(net).double())
     weights = [stage.weight for stage in chain.stages]
     widths = [weights[0].shape[1], *(len(weight) for weight in weights)]
     ends = torch.tensor([0, *widths]).cumsum(0).tolist()
@@ -340,7 +341,7 @@ def test_equal_filters_leave_central_binomials_of_the_variance():
     net = linear_net()
     drift, noise, places = system(net, [1.0] * 4)
     lyapunov = torch.as_tensor(dense.solve_continuous_lyapunov(drift, -noise))
-    chain = Chain.of(net).double()
+    chain = Chain.of(copy.deepcopy(net).double())
     sigmas = [chain.noise, *(stage.noise for stage in chain.stages)]
     for layer, place in enumerate(places):
         expected = torch.zeros(place.stop - place.start, place.stop - place.start).double()
@@ -492,3 +493,40 @@ def test_a_rate_of_spikes_is_no_function_of_a_noisy_input():
         more = {"duration": 20.0} if simulate is simulate_ou else {}
         with pytest.raises(ValueError, match=r"activation1 .* fires.*Simulate the spiking"):
             simulate(net, X, copies=16, **more)
+
+
+def test_a_module_that_comes_again_is_there_again():
+    torch.manual_seed(0)
+    again = covary.nn.ReLU()
+    net = nn.Sequential(
+        covary.nn.Lift(0.1), covary.nn.Linear(2, 3), again, covary.nn.Linear(3, 3), again
+    )
+    stages = Chain.of(net).stages
+    assert [stage.activation.name for stage in stages] == ["relu", "relu"]
+
+
+def test_layers_of_which_nobody_knows_the_order_are_refused():
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = covary.mlp([2, 3, 2])
+
+    with pytest.raises(ValueError, match=r"nn\.Sequential, whose layers follow.*got Odd"):
+        Chain.of(Odd())
+
+
+def test_a_trunk_stays_in_the_mode_it_was_in():
+    trunk = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5))
+    net = nn.Sequential(trunk, covary.mlp([4, 3, 2], noise=0.1)).train()
+    once, again = (sample_steady(net, torch.ones(1, 2), copies=160)["1.linear2"] for _ in range(2))
+    assert torch.equal(once.mean, again.mean)  # without dropout
+    assert trunk[1].training
+
+
+@pytest.mark.parametrize(
+    ("x", "said"),
+    [(torch.zeros(0, 2), "batch is empty"), (torch.full((1, 2), torch.nan), "NaN or infinite")],
+)
+def test_inputs_that_nothing_can_be_simulated_for(x, said):
+    with pytest.raises(ValueError, match=said):
+        sample_steady(covary.mlp([2, 3, 2]), x)

@@ -245,7 +245,7 @@ def correlated(path: Path) -> Run:
         net.linear1.weight[:] = net.linear1.weight[0] + 0.02 * net.linear1.weight
         net.linear1.bias.zero_()
         dataset, _ = load_data(DataConfig(name="digits"))
-        inputs = Chain.of(net).inputs(dataset.x_test)
+        _, inputs = Chain.of(net).prepared(dataset.x_test)
         net.linear1.bias[:] = -(inputs @ net.linear1.weight[0]).median()
     run.save_network(net)
     return run

@@ -76,13 +76,14 @@ class Place(NamedTuple):
 
 
 def place(x: Tensor) -> Place:
-    """Where these arguments are; anything but NaN is somewhere."""
+    """Where these arguments are; what is looked up for NaN is NaN."""
     below, above = x.clamp(max=0), x.clamp(min=0)
     s = (1 - below / REACH).reciprocal_()
     # Negative arguments have no second term, positive ones s = 1.
     grid = above.clamp(max=LAST).mul_(_CELLS * _FINER).add_(s, alpha=_CELLS)
     cell = grid.floor()
-    return Place(below, above, s, cell.int(), grid.sub_(cell))
+    # NaN is in no cell, and stays in what is left of the grid.
+    return Place(below, above, s, cell.nan_to_num(0.0).int(), grid.sub_(cell))
 
 
 # Coefficients of the cubics, lowest power first, (4, _TOTAL) for each function, once made.

@@ -21,6 +21,7 @@ def lif(
     Its input is a current of mean ``mu`` (mV/ms) and white noise of intensity ``var`` (mV^2/ms);
     its mean is a rate in spikes per ms, its variance that of the spike count per ms, counted over
     long times. Without noise (``var = 0``) it fires regularly: the rate is exact, the variance 0.
+    All three have first derivatives; there are no second ones, and no forward mode.
 
     Args:
         v_th: threshold, in mV.

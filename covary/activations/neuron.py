@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ class LIF:
         >>> LIF(v_th=-5)
         Traceback (most recent call last):
         ...
-        ValueError: A neuron needs a threshold above its reset: v_th > v_res, got -5 and 0.0 mV.
+        ValueError: A neuron needs a threshold above its reset: v_th > v_res, got -5.0 and 0.0 mV.
     """
 
     v_th: float = 20.0
@@ -37,9 +38,10 @@ class LIF:
     leak: float = 0.05
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not isinstance(value, int | float) or not math.isfinite(value):
+        for name, value in list(vars(self).items()):
+            if not isinstance(value, Real) or not math.isfinite(value):
                 raise ValueError(f"A neuron needs a finite number as {name}, got {value!r}.")
+            object.__setattr__(self, name, float(value))
         if self.v_th <= self.v_res:
             raise ValueError(
                 "A neuron needs a threshold above its reset: v_th > v_res, got "
@@ -87,4 +89,5 @@ class LIF:
         return -torch.log1p(-(self.v_th - self.v_res) * self.leak / start) / self.leak
 
     def __repr__(self) -> str:
-        return f"lif({self.v_th:g}, {self.v_res:g}, {self.t_ref:g}, {self.leak:g})"
+        constants = ", ".join(f"{name}={value:.15g}" for name, value in vars(self).items())
+        return f"lif({constants})"

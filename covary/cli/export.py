@@ -55,6 +55,7 @@ def export(
     ]
     if others:
         raise RunError(f"{run} has a trunk of ordinary layers, which no spiking neurons stand for.")
+    out.parent.mkdir(parents=True, exist_ok=True)
     save_nir(replace(chain, trunk=nn.Sequential()), out, spike_width=spike_width)
     for layer in standardize:
         if layer.shift.numel() == 1:

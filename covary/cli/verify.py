@@ -96,8 +96,10 @@ def verify(
         _show_errors(result)
         _show_simulations(result)
     if any(layer["poor"] for layer in result["layers"]):
-        what = "Rates" if spiking else "Covariances"
-        say(f"* {what} are more than {result['limit']:.0%} off, beyond doubt.")
+        what = "Rates are more than 5%, or Fano factors or covariances more than 10% off"
+        if not spiking:
+            what = f"Covariances are more than {result['limit']:.0%} off"
+        say(f"* {what}, beyond doubt.")
     for note in result["notes"]:
         say(f"Note: {note}")
     path = Run(run).spikes_path if spiking else Run(run).verification_path

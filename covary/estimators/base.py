@@ -14,6 +14,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from covary import activations
 from covary.activations import MomentActivation
 from covary.baselines import Mixture
 from covary.covariance import Full
@@ -224,6 +225,12 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         return [trained[job] for job in trained if job.noise == self.noise_ and job.part == 0]
 
     def _check_parameters(self) -> None:
+        if activations.get(self.activation).neuron is not None:
+            raise ValueError(
+                "Estimators choose noise in units of standardised inputs, which spiking neurons "
+                f"({self.activation}) do not fire by. Train them with covary.mlp(..., "
+                "activation='lif', batch_norm=True) or covary train --activation lif."
+            )
         if not 0 < self.validation_fraction < 1:
             raise ValueError(
                 f"validation_fraction must be between 0 and 1, got {self.validation_fraction}."

@@ -14,7 +14,7 @@ from covary.covariance import Probe, Tracked, check_name, start
 from covary.moments import Moments
 from covary.nn.checks import check_exact_width, check_noise
 from covary.nn.fidelity import UNKNOWN, Fidelity, TrackingWarning, frames_to_caller
-from covary.settings import is_autocast, values_are_checked
+from covary.settings import covariance_grad, is_autocast, values_are_checked
 
 # A step measures the corrections of so many units of each layer on so many of its samples.
 TRAINING_PROBE = Probe(samples=4, units=32, momentum=0.1)
@@ -76,7 +76,8 @@ class Lift(nn.Module):
         # Not torch.full: where replicas of a network differ in noise, it is a tensor under vmap.
         var = x.new_zeros(1, 1) + self.noise**2
         if self.poisson:
-            var = x.detach() + var
+            with covariance_grad():
+                var = x + var
         cov = start(self.covariance, var, x.shape[-1])
         if isinstance(cov, Tracked):
             cov = self._tracked(cov)

@@ -43,7 +43,7 @@ def neurons(spikes: Spikes) -> Drawing:
                 ms=2.5,
                 mew=0,
                 alpha=0.6,
-                color=ORANGE if layer.poor and key == "rate" else BLUE,
+                color=ORANGE if "rate" in layer.poor and key == "rate" else BLUE,
                 ecolor=SLATE,
                 elinewidth=0.5,
             )

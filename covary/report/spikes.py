@@ -26,7 +26,7 @@ class Layer:
 
     name: str
     units: int
-    poor: bool  # whether rates are off, beyond doubt
+    poor: tuple[str, ...]  # what is off, beyond doubt
     rate: float  # spikes per ms
     fano: float | None
     errors: Mapping[str, Value]
@@ -87,7 +87,9 @@ class Spikes:
             "noise of the simulation contributes is taken out in quadrature (the noise of rates is "
             "the error that exact rates would seem to have). Spikes are counted in windows of "
             f"{self.window:g} ms. Fano factors, variance over mean of such counts, are those of "
-            "the moments. Pairs are covariances of different neurons."
+            "the moments, which are those of long windows: in short ones a neuron that fires by "
+            "the clock has a variance of up to 1/4 of a spike that is no error of theirs. Pairs "
+            "are covariances of different neurons."
         )
 
     def table(self) -> list[dict[str, Any]]:
@@ -95,7 +97,7 @@ class Spikes:
         return [
             {
                 "name": layer.name,
-                "poor": layer.poor,
+                "poor": bool(layer.poor),
                 "cells": [
                     f"{layer.units:,}",
                     f"{1000 * layer.rate:.1f}",
@@ -144,7 +146,7 @@ def _layer(content: Mapping[str, Any]) -> Layer:
     return Layer(
         name=str(content["name"]),
         units=int(content["units"]),
-        poor=bool(content["poor"]),
+        poor=tuple(content["poor"]),
         rate=float(content["mean_rate"]),
         fano=content["mean_fano"],
         errors=content["errors"],

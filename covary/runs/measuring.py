@@ -35,6 +35,13 @@ def layer_names(net: nn.Module) -> list[str]:
     return [*activations, linears[-1]]
 
 
+def numbered(progress: Progress | None, i: int, count: int) -> Progress | None:
+    """The same for one of several inputs or parts, whose names say which."""
+    if progress is None:
+        return None
+    return lambda items, name: progress(items, f"{i + 1}/{count}, {name}")
+
+
 @torch.no_grad()
 def measure(
     net: nn.Module,

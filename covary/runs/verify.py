@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from covary.models import with_covariance
 from covary.recording import record
 from covary.runs.directory import Run, environment, weights_digest
-from covary.runs.measuring import Progress
+from covary.runs.measuring import Progress, numbered
 from covary.runs.samples import load_data
 from covary.runs.tracking import quietly
 from covary.runs.verify_spiking import verify_spikes
@@ -27,10 +27,11 @@ from covary.stochastic.comparison import (
     compare,
     correlations,
     inputs_of,
+    moments_of_inputs,
     reasons,
+    some_pairs,
     variance_share,
 )
-from covary.stochastic.steady import input_stddev, prepared
 from covary.training.log import without_nan
 
 # Relative errors of covariances above this are poor.
@@ -94,6 +95,8 @@ def verify(
     config = run.config()
     net = run.network().to("cuda" if torch.cuda.is_available() else "cpu")
     chain = Chain.of(net)
+    if duration is not None and duration <= 0:
+        raise ValueError(f"A simulation takes a duration above 0, got {duration:g}.")
     dataset, _ = load_data(config.data, data_dir=data_dir, seed=config.training.seed)
     rows = np.random.default_rng(seed).permutation(len(dataset.x_test))[:samples]
     if chain.is_spiking:
@@ -113,7 +116,7 @@ def verify(
     duration = 60.0 if duration is None else duration
     x = dataset.x_test[torch.from_numpy(rows)]
     seen = [
-        _look(net, chain, one[None], copies, duration, (seed, i), _named(progress, i, len(x)))
+        _look(net, chain, one[None], copies, duration, (seed, i), numbered(progress, i, len(x)))
         for i, one in enumerate(x)
     ]
     dynamics = seen[0].dynamics
@@ -148,12 +151,6 @@ def verify(
     clean: dict[str, Any] = without_nan(result)
     run.write_json(run.verification_path.name, clean)
     return clean
-
-
-def _named(progress: Progress | None, i: int, count: int) -> Progress | None:
-    if progress is None:
-        return None
-    return lambda items, name: progress(items, f"{i + 1}/{count}, {name}")
 
 
 @torch.no_grad()
@@ -207,8 +204,7 @@ def _look(
         name: [variance_share(one, other) for one, other in zip(listed, steady, strict=True)]
         for name, listed in estimates.items()
     }
-    _, means = prepared(chain, x)
-    first = means[0].double(), torch.diag(input_stddev(chain, means)[0].double().square())
+    first = moments_of_inputs(chain, x)
     before = [first, *analytic[:-1]]
     sampled = [first, *((one.mean[0], one.covariance_matrix[0]) for one in steady[:-1])]
     why = [
@@ -312,19 +308,10 @@ def _arrays(chain: Chain, x: Tensor, seen: Sequence[_Seen], seed: int) -> dict[s
 
 
 def _pairs(stage: Stage, i: int, one: _Seen, key: tuple[int, int, int]) -> Tensor:
-    """(p, 4) covariance, sampled one, its error and rho of the inputs, of some pairs of units.
-
-    Half of them have the largest covariances, the others are any; as the analytic ones tell, which
-    know nothing of the noise of the sampled ones.
-    """
+    """(p, 4) covariance, sampled one, its error and rho of the inputs, of some pairs of units."""
     covariance, estimate = one.analytic[i][1], one.steady[i]
     rho = correlations(inputs_of(stage, *one.before[i])[1])
-    rows, columns = torch.triu_indices(len(rho), len(rho), 1)
-    order = covariance[rows, columns].abs().argsort(descending=True)
-    large, rest = order[: _PAIRS // 2], order[_PAIRS // 2 :]
-    chosen = np.random.default_rng(key).permutation(len(rest))[: _PAIRS // 2]
-    kept = torch.cat([large, rest[torch.from_numpy(chosen)]])
-    where = rows[kept], columns[kept]
+    where = some_pairs(covariance, _PAIRS, key)
     tables = (covariance, estimate.covariance_matrix[0], estimate.covariance_error[0], rho)
     return torch.stack([table[where] for table in tables], 1)
 

@@ -16,21 +16,26 @@ from covary.models import with_covariance
 from covary.moments import Moments
 from covary.recording import record
 from covary.runs.directory import Run, environment, weights_digest
-from covary.runs.measuring import Progress
+from covary.runs.measuring import Progress, numbered
 from covary.stochastic import Chain
 from covary.stochastic.comparison import (
     Comparison,
     Error,
     compare,
     correlations,
+    inputs_of,
+    moments_of_inputs,
     relative_error,
+    some_pairs,
+    top_pairs,
 )
 from covary.stochastic.counts import SpikingLayer
 from covary.stochastic.spiking import Spiking, layers_of_neurons, neuron_of, simulate_spikes
 from covary.training.log import without_nan
 
-# Relative errors of rates above this are poor.
-LIMIT = 0.05
+# Relative errors above these are poor.
+LIMIT = 0.05  # of rates
+LIMITS = {"rate": LIMIT, "fano": 0.1, "covariance": 0.1}
 BURN_IN = 100.0
 WINDOW = 200.0
 DT = 0.25
@@ -45,7 +50,8 @@ _PAIRS = 300
 class _Seen(NamedTuple):
     """All of one input."""
 
-    analytic: list[tuple[Tensor, Tensor]]  # mean (n,) and covariance (n, n) of each layer
+    inputs: tuple[Tensor, Tensor]  # mean (n,) and covariance (n, n)
+    analytic: list[tuple[Tensor, Tensor]]  # the same of each layer
     output: Moments
     spiking: Spiking
     compared: list[Comparison]
@@ -68,13 +74,18 @@ def verify_spikes(
     """Simulate the spiking network for some test inputs, and compare with it layer by layer.
 
     Rates, Fano factors and covariances of spike counts, with Monte-Carlo error bars; the entropy of
-    what has come out so far as time goes on, and, in classification, how often it is right for the
-    first ``decided`` of the inputs in ``rows``. Numbers go to ``spikes.json`` in the run's folder,
-    what figures show to ``spikes.npz``.
+    what has come out so far as time goes on, and, in classification, how often it is right for
+    ``decided`` test inputs (those of ``rows`` are the first of them). Numbers go to ``spikes.json``
+    in the run's folder, what figures show to ``spikes.npz``.
     """
     started = datetime.now(timezone.utc)
     config = run.config()
     hidden, _ = layers_of_neurons(chain)
+    if duration < WINDOW:
+        raise ValueError(
+            f"Spikes are counted in windows of {WINDOW:g} ms, so a spiking network takes a "
+            f"duration of as much at least (and {BURN_IN:g} ms before); got {duration:g} ms."
+        )
     classify = config.model.task == "classification"
     x = dataset.x_test[torch.from_numpy(rows)]
     layers, entropy, arrays = _compared(net, chain, x, copies, duration, seed, progress)
@@ -130,7 +141,7 @@ def _compared(
     hidden, _ = layers_of_neurons(chain)
     seeds = np.random.default_rng(seed).integers(2**31, size=len(x)).tolist()
     seen = [
-        _look(net, chain, one[None], copies, duration, seeds[i], _named(progress, i, len(x)))
+        _look(net, chain, one[None], copies, duration, seeds[i], numbered(progress, i, len(x)))
         for i, one in enumerate(x)
     ]
     layers = []
@@ -153,7 +164,8 @@ def _compared(
                 "name": stage.name,
                 "units": len(stage.weight),
                 "neuron": vars(neuron),
-                "poor": ["rate"] if averages["rate"].is_above(LIMIT) else [],
+                "poor": [key for key, limit in LIMITS.items() if averages[key].is_above(limit)],
+                "pairs": _correlated_inputs(chain, i, seen),
                 "mean_rate": float(rates.mean()),
                 "mean_fano": float(fano[firing].mean()) if firing.any() else None,
                 "silent": float((rates == 0).double().mean()),
@@ -167,10 +179,15 @@ def _compared(
     return layers, _entropies(seen), _arrays([stage.name for stage in hidden], seen, seed)
 
 
-def _named(progress: Progress | None, i: int, count: int) -> Progress | None:
-    if progress is None:
-        return None
-    return lambda items, name: progress(items, f"{i + 1}/{count}, {name}")
+def _correlated_inputs(chain: Chain, i: int, seen: Sequence[_Seen]) -> list[list[float]]:
+    """The most correlated inputs of a layer's neurons, of all inputs, as [unit, unit, rho]."""
+    stage = layers_of_neurons(chain)[0][i]
+    tops = []
+    for one in seen:
+        before = one.analytic[i - 1] if i else one.inputs
+        tops.append(top_pairs(correlations(inputs_of(stage, *before)[1])))
+    most = max(tops, key=lambda pairs: abs(pairs[0][2]) if pairs else 0.0)
+    return [list(pair) for pair in most]
 
 
 @torch.no_grad()
@@ -212,7 +229,7 @@ def _look(
         for layer, (mean, covariance) in zip(layers, analytic, strict=True)
     ]
     fano = [_fano(layer, *moments) for layer, moments in zip(layers, analytic, strict=True)]
-    return _Seen(analytic, output, spiking, compared, fano)
+    return _Seen(moments_of_inputs(chain, x), analytic, output, spiking, compared, fano)
 
 
 def _fano(layer: SpikingLayer, mean: Tensor, covariance: Tensor) -> Error:
@@ -279,7 +296,7 @@ def _decisions(
             dt=2 * DT,
             times=times,
             seed=seed + i,
-            progress=_named(progress, i, len(parts)),
+            progress=numbered(progress, i, len(parts)),
         ).readout
         decided = readout.decisions.cpu()
         right.append((decided == labels[:, None, None]).double().mean((0, 2)))
@@ -300,26 +317,51 @@ def _decisions(
 
 def sentences(result: dict[str, Any]) -> list[str]:
     """What the numbers say."""
-    found = []
-    for layer in result["layers"]:
-        if not layer["poor"]:
-            continue
-        rate = layer["errors"]["rate"]
+    found = [_poor(layer, result["window"]) for layer in result["layers"] if layer["poor"]]
+    unclear = [layer["name"] for layer in result["layers"] if _is_unclear(layer)]
+    if unclear:
         found.append(
-            f"{layer['name']}: rates are {100 * rate['value']:.0f}% off. Moments take what comes "
-            "in for white noise, which spikes are if those who send them fire irregularly (a Fano "
-            "factor near 1) and each counts for little. Regular trains shake a membrane more than "
-            "their count varies. Train with more noise (--noise), so that neurons fire by chance."
+            f"Of {', '.join(unclear)} it cannot be told how far off rates are: too few spikes were "
+            "counted. Simulate for longer (--duration), or more networks (--copies)."
         )
     if not found:
         found.append(
-            f"No layer's rates are more than {result['limit']:.0%} off beyond doubt: moments "
-            "describe this network on these inputs."
+            f"No layer's rates are more than {LIMIT:.0%} off beyond doubt, and no Fano factors or "
+            "covariances more than 10%: moments describe this network on these inputs."
         )
-    decided = result.get("decisions")
-    if decided:
-        found.append(_decided(decided))
+    if result.get("decisions"):
+        found.append(_decided(result["decisions"]))
     return found
+
+
+def _is_unclear(layer: dict[str, Any]) -> bool:
+    rate = layer["errors"]["rate"]
+    return not layer["poor"] and not rate["value"] + 2 * rate["bar"] < LIMIT
+
+
+def _poor(layer: dict[str, Any], window: float) -> str:
+    off = {key: f"{100 * error['value']:.0f}%" for key, error in layer["errors"].items()}
+    if "rate" in layer["poor"]:
+        return (
+            f"{layer['name']}: rates are {off['rate']} off. Moments take what comes in for white "
+            "noise, which spikes are if those who send them fire irregularly (a Fano factor near "
+            "1) and each counts for little. Regular trains shake a membrane more than their count "
+            "varies. Train with more noise (--noise), so that neurons fire by chance."
+        )
+    text = (
+        f"{layer['name']}: rates are right, but Fano factors are {off['fano']} and covariances of "
+        f"spike counts {off['covariance']} off."
+    )
+    if layer["pairs"]:
+        i, j, rho = layer["pairs"][0]
+        text += (
+            f" Inputs are correlated by up to |rho| = {abs(rho):.2f} (neurons {i:.0f} and "
+            f"{j:.0f}), of which linear response keeps the first power."
+        )
+    return text + (
+        f" Moments are those of long windows; in {window:g} ms a neuron that fires by the clock "
+        "has a variance of up to 1/4 of a spike that is no error of theirs."
+    )
 
 
 def _decided(decided: dict[str, Any]) -> str:
@@ -369,20 +411,10 @@ def _arrays(names: Sequence[str], seen: Sequence[_Seen], seed: int) -> dict[str,
 
 
 def _pairs(layer: SpikingLayer, covariance: Tensor, key: tuple[int, int, int]) -> Tensor:
-    """(p, 3) correlation, sampled one and its error, of some pairs of neurons that fire.
-
-    Half of them have the largest ones by the moments, the others are any.
-    """
+    """(p, 3) correlation, sampled one and its error, of some pairs of neurons that fire."""
     rho = correlations(covariance)
-    rows, columns = torch.triu_indices(len(rho), len(rho), 1)
     firing = layer.rate[0] * layer.window > _LEAST_COUNT
-    both = (firing[rows] & firing[columns]).nonzero().squeeze(1)
-    rows, columns = rows[both], columns[both]
-    order = rho[rows, columns].abs().argsort(descending=True)
-    large, rest = order[: _PAIRS // 2], order[_PAIRS // 2 :]
-    chosen = np.random.default_rng(key).permutation(len(rest))[: _PAIRS // 2]
-    kept = torch.cat([large, rest[torch.from_numpy(chosen)]])
-    where = rows[kept], columns[kept]
+    where = some_pairs(rho, _PAIRS, key, among=firing)
     sampled, error = layer.covariance[0], layer.covariance_error[0]
     deviation = sampled.diagonal().clamp_min(0).sqrt()
     scale = (deviation[where[0]] * deviation[where[1]]).clamp_min(1e-12)

@@ -11,12 +11,23 @@ _MOSTLY = 0.7
 def sentences(result: dict[str, Any]) -> list[str]:
     """One for each layer whose covariances are poor, and one on networks in time."""
     found = [_poor(layer) for layer in result["layers"] if layer["poor"]]
+    unclear = [layer["name"] for layer in result["layers"] if _is_unclear(layer, result["limit"])]
+    if unclear:
+        found.append(
+            f"Of {', '.join(unclear)} it cannot be told whether covariances are more than "
+            f"{result['limit']:.0%} off: the simulation is too short. Take more --copies."
+        )
     if not found:
         found = [
             f"No layer's covariances are more than {result['limit']:.0%} off beyond doubt: linear "
             "response describes this network on these inputs."
         ]
     return [*found, _in_time(result)]
+
+
+def _is_unclear(layer: dict[str, Any], limit: float) -> bool:
+    error = layer["simulations"]["steady"]["covariance"]
+    return not layer["poor"] and not error["value"] + 2 * error["bar"] < limit
 
 
 def _poor(layer: dict[str, Any]) -> str:
@@ -32,20 +43,31 @@ def _poor(layer: dict[str, Any]) -> str:
         )
         if layer["activation"] == "identity":
             return text
-    if why["pairs"]:
-        i, j, rho = why["pairs"][0]
-        text = text.rstrip() + (
-            f" Its inputs are correlated by up to |rho| = {abs(rho):.2f} (units {i} and {j}), and "
-            f"linear response keeps the first power of rho alone: the "
-            f"{percent(why['strong_pairs'])} of pairs with |rho| above 0.5 have "
-            f"{percent(why['error_at_strong_pairs'])} of the squared error."
-        )
-    if why["error_at_saturated"] > 0.5:
-        text += (
-            f" {percent(why['saturated'])} of its units are saturated (|mu| above 2 sigma); pairs "
-            f"with such a unit have {percent(why['error_at_saturated'])} of the squared error."
-        )
-    return text
+    correlated, saturated = _correlated(why), _saturated(why)
+    if why["error_at_saturated"] > max(why["error_at_strong_pairs"], 0.5):
+        return " ".join([text.rstrip(), saturated, correlated]).rstrip()
+    shown = [correlated, saturated] if why["error_at_saturated"] > 0.5 else [correlated]
+    return " ".join([text.rstrip(), *shown]).rstrip()
+
+
+def _correlated(why: dict[str, Any]) -> str:
+    if not why["pairs"]:
+        return ""
+    i, j, rho = why["pairs"][0]
+    return (
+        f"Its inputs are correlated by up to |rho| = {abs(rho):.2f} (units {i} and {j}), and "
+        f"linear response keeps the first power of rho alone: the {percent(why['strong_pairs'])} "
+        f"of pairs with |rho| above 0.5 have {percent(why['error_at_strong_pairs'])} of the "
+        "squared error."
+    )
+
+
+def _saturated(why: dict[str, Any]) -> str:
+    return (
+        f"{percent(why['saturated'])} of its units are saturated (less than a fifth of their "
+        f"variance is linear in their noise); pairs with such a unit have "
+        f"{percent(why['error_at_saturated'])} of the squared error."
+    )
 
 
 def _in_time(result: dict[str, Any]) -> str:

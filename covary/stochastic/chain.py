@@ -56,8 +56,14 @@ class Chain:
     def of(cls, net: nn.Module) -> Chain:
         """Take a network apart, as it is in evaluation mode (running statistics, no dropout).
 
-        Any nesting of ``nn.Sequential`` will do, as long as one layer follows another.
+        Any nesting of ``nn.Sequential`` will do, as long as one layer follows another; of other
+        modules nobody knows in which order they call their layers.
         """
+        if not isinstance(net, nn.Sequential):
+            raise ValueError(
+                "A stochastic network is made from an nn.Sequential, whose layers follow each "
+                f"other; got {type(net).__name__}."
+            )
         layers = list(_leaves(net))
         places = [i for i, (_, layer) in enumerate(layers) if isinstance(layer, Lift)]
         if len(places) != 1:
@@ -67,7 +73,7 @@ class Chain:
             )
         lift = layers[places[0]][1]
         assert isinstance(lift, Lift)
-        trunk = nn.Sequential(*(layer for _, layer in layers[: places[0]])).eval()
+        trunk = nn.Sequential(*(layer for _, layer in layers[: places[0]]))
         stages = tuple(_stages(layers[places[0] + 1 :]))
         if not stages:
             raise ValueError("A stochastic network needs weights behind its covary.nn.Lift.")
@@ -79,24 +85,46 @@ class Chain:
         return any(stage.activation.neuron is not None for stage in self.stages)
 
     @torch.no_grad()
-    def inputs(self, x: Tensor) -> Tensor:
-        """What the trunk makes of raw inputs (B, ...): the means (B, n) of the first units."""
-        signal: Tensor = self.trunk(x)
+    def prepared(self, x: Tensor) -> tuple[Chain, Tensor]:
+        """All of one dtype, and the means (B, n) of the first units for raw inputs (B, ...)."""
+        weight = self.stages[0].weight
+        if len(x) == 0:
+            raise ValueError("There is no input to simulate a network for: the batch is empty.")
+        means = self._through_trunk(x.to(weight.device))
+        if means.dim() != 2 or means.shape[1] != weight.shape[1]:
+            raise ValueError(
+                f"The first weights take inputs (B, {weight.shape[1]}), got {tuple(means.shape)}. "
+                "Give raw inputs with a batch dimension, as the network itself takes them."
+            )
+        if not bool(torch.isfinite(means).all()):
+            raise ValueError("Inputs of a network to be simulated have NaN or infinite values.")
+        if self.poisson and bool((means < 0).any()):
+            raise ValueError(
+                "Poisson inputs are rates, in spikes per ms, 0 or more; the lowest is "
+                f"{means.min():.3g}. Scale the inputs, or use a Lift without poisson."
+            )
+        # Units of a regression's output are kept in float64, in a network that is not.
+        stages = tuple(
+            replace(stage, weight=stage.weight.to(weight.dtype), bias=stage.bias.to(weight.dtype))
+            for stage in self.stages
+        )
+        return replace(self, stages=stages), means.to(weight.dtype)
+
+    def _through_trunk(self, x: Tensor) -> Tensor:
+        """In evaluation mode, whatever mode its layers are in: they are the network's own."""
+        modes = [(module, module.training) for module in self.trunk.modules()]
+        try:
+            signal: Tensor = self.trunk.eval()(x)
+        finally:
+            for module, training in modes:
+                module.training = training
         return signal
 
-    def double(self) -> Chain:
-        """The same with weights in float64."""
-        return replace(
-            self,
-            stages=tuple(
-                replace(stage, weight=stage.weight.double(), bias=stage.bias.double())
-                for stage in self.stages
-            ),
-        )
 
-
-def _leaves(net: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    for name, layer in net.named_children():
+def _leaves(net: nn.Sequential, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    # Not named_children, which leaves out a module that comes again.
+    for name, layer in net._modules.items():
+        assert layer is not None
         if isinstance(layer, nn.Sequential):
             yield from _leaves(layer, f"{prefix}{name}.")
         else:

@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from covary.stochastic.chain import Stage
+from covary.stochastic.chain import Chain, Stage
 from covary.stochastic.statistics import Estimate
+from covary.stochastic.steady import input_stddev
 
 # Directions of less variance, of the largest, are left out of entropies: in the layers of a trained
 # network they hang on units that fire once in thousands of draws, or never while anyone looks.
@@ -109,9 +111,8 @@ def relative_error(
     """Of what is picked from a sampled mean (1, n) and covariance (1, n, n), for one input."""
     sampled = pick(estimate.mean, estimate.covariance_matrix)[0]
     size = sampled.square().sum()
-    if size == 0:  # nothing varies, or nothing is correlated
-        found = 0.0 if truth.square().sum() == 0 else math.inf
-        return Error(found, 0.0, 0.0)
+    if size == 0:  # nothing varies, or nothing happened while anyone looked
+        return Error(0.0, 0.0, 0.0) if truth.square().sum() == 0 else Error(*[math.nan] * 3)
     noise = estimate.standard_error(pick)[0].square().sum()
 
     def squared(mean: Tensor, covariance: Tensor) -> Tensor:
@@ -167,10 +168,11 @@ class Reasons(NamedTuple):
         pairs: the most correlated pairs of inputs, as (unit, unit, rho).
         strong_pairs: part of all pairs with |rho| above 0.5.
         error_at_strong_pairs: part of the squared error of covariances that these pairs have.
-        saturated: part of the units with |mu| above 2 sigma.
+        saturated: part of the units whose response to noise is hardly linear: of their variance,
+            gain^2 var is less than a fifth (a step function more than 2 sigma away, say).
         error_at_saturated: part of the squared error at pairs with such a unit.
         own: relative error of the covariance where the moments before the layer are the sampled
-            ones: what the layer adds, whatever those before it did.
+            ones: what the layer adds, whatever those before it did. Noise is taken out.
     """
 
     pairs: tuple[tuple[int, int, float], ...]
@@ -182,7 +184,13 @@ class Reasons(NamedTuple):
 
 
 STRONG = 0.5
-SATURATED = 2.0
+SATURATED = 0.2
+
+
+def moments_of_inputs(chain: Chain, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean (n,) and covariance (n, n) of the first units, for one input (1, ...)."""
+    chain, means = chain.prepared(x)
+    return means[0].double(), torch.diag(input_stddev(chain, means)[0].double().square())
 
 
 def correlations(covariance: Tensor) -> Tensor:
@@ -224,29 +232,48 @@ def reasons(
     noise = estimate.covariance_error[0].square()
     squares = _off_diagonal((sampled - covariance.double()).square() - noise)
     strong = rho.abs() > STRONG
-    deviation = var.diagonal().clamp_min(0).sqrt()
-    far = mu.abs() > SATURATED * deviation
+    out = stage.activation(mu[None], var.diagonal()[None])
+    far = (out.gain.square() * var.diagonal() < SATURATED * out.variance)[0]
     off = _off_diagonal(torch.ones_like(rho))
     return Reasons(
-        pairs=_top_pairs(rho, top),
+        pairs=top_pairs(rho, top),
         strong_pairs=_part(strong * off, off),
         error_at_strong_pairs=_part(squares * strong, squares),
         saturated=far.double().mean().item(),
         error_at_saturated=_part(squares * (far | far[:, None]), squares),
-        own=_own_error(stage, sampled, sampled_before),
+        own=_own_error(stage, estimate, sampled_before),
     )
 
 
-def _own_error(stage: Stage, sampled: Tensor, before: tuple[Tensor, Tensor]) -> float:
+def _own_error(stage: Stage, estimate: Estimate, before: tuple[Tensor, Tensor]) -> float:
     mu, covariance = inputs_of(stage, *before)
     out = stage.activation(mu[None], covariance.diagonal()[None])
     response = out.gain[0] * out.gain[0][:, None] * covariance
     predicted = _off_diagonal(response) + torch.diag(out.variance[0])
-    return float((predicted - sampled).norm() / sampled.norm())
+    return relative_error(estimate, lambda _, sampled: sampled, predicted).value
 
 
-def _top_pairs(rho: Tensor, top: int) -> tuple[tuple[int, int, float], ...]:
-    rows, columns = torch.triu_indices(len(rho), len(rho), 1)
+def some_pairs(
+    size: Tensor, count: int, key: tuple[int, ...], *, among: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Rows and columns of up to ``count`` pairs of n units, for a figure.
+
+    Half of them are the largest by ``size`` (n, n), the others any; only ``among`` (n,) units.
+    """
+    rows, columns = torch.triu_indices(len(size), len(size), 1, device=size.device)
+    if among is not None:
+        both = (among[rows] & among[columns]).nonzero().squeeze(1)
+        rows, columns = rows[both], columns[both]
+    order = size[rows, columns].abs().argsort(descending=True)
+    large, rest = order[: count // 2], order[count // 2 :]
+    chosen = np.random.default_rng(key).permutation(len(rest))[: count // 2]
+    kept = torch.cat([large, rest[torch.from_numpy(chosen).to(rest.device)]])
+    return rows[kept], columns[kept]
+
+
+def top_pairs(rho: Tensor, top: int = 3) -> tuple[tuple[int, int, float], ...]:
+    """The most correlated pairs of units, as (unit, unit, rho)."""
+    rows, columns = torch.triu_indices(len(rho), len(rho), 1, device=rho.device)
     values = rho[rows, columns]
     order = values.abs().argsort(descending=True)[:top].tolist()
     return tuple((int(rows[i]), int(columns[i]), values[i].item()) for i in order)

@@ -106,7 +106,8 @@ def simulate_ou(
         burn_in: time before anything is recorded; None: until a thousandth is left of the start,
             which is the network's rest without noise (``relaxation_time``).
         thin: steps from one look at the network to the next; None: half a tau.
-        groups: standard errors come from the spread between so many groups of copies.
+        groups: standard errors come from the spread between so many groups of copies. Of each layer
+            and input they keep a covariance, however long it takes: groups x B x n x n numbers.
         seed: decides all noise.
         progress: wraps what is done step by step, given a name, to show how far it is.
         record_trace: units of stages, by name, whose h(x) is kept at every step.

@@ -116,12 +116,14 @@ def simulate_spikes(
         Readout(inputs=2, copies=32, times=10, outputs=3)
     """
     chain = net if isinstance(net, Chain) else Chain.of(net)
+    layers_of_neurons(chain)  # or say what is wrong with it
+    chain, means = chain.prepared(x)
     hidden, last = layers_of_neurons(chain)
-    means = _inputs(chain, x)
     for stage in hidden:
         _check_step(dt, neuron_of(stage), crossing)
     clock = _clock(duration, burn_in, window, dt, times)
-    _check_names(covariance, [stage.name for stage in hidden])
+    recorded = (covariance,) if isinstance(covariance, str) else tuple(covariance)
+    _check_names(recorded, [stage.name for stage in hidden])
     each, batch = check_groups(copies, groups), len(means)
     if each == 1 and clock.windows == 1:
         raise ValueError(
@@ -137,7 +139,7 @@ def simulate_spikes(
             groups,
             batch,
             len(stage.weight),
-            covariance=stage.name in covariance,
+            covariance=stage.name in recorded,
             device=means.device,
         )
         for stage in hidden
@@ -302,25 +304,6 @@ def neuron_of(stage: Stage) -> LIF:
     return neuron
 
 
-def _inputs(chain: Chain, x: Tensor) -> Tensor:
-    """(B, n) means of the first units."""
-    weight = chain.stages[0].weight
-    means = chain.inputs(x.to(weight.device))
-    if means.dim() != 2 or means.shape[1] != weight.shape[1]:
-        raise ValueError(
-            f"The first weights take inputs (B, {weight.shape[1]}), got {tuple(means.shape)}. Give "
-            "raw inputs with a batch dimension, as the network itself takes them."
-        )
-    if not bool(torch.isfinite(means).all()):
-        raise ValueError("The inputs of a spiking network have NaN or infinite values.")
-    if chain.poisson and bool((means < 0).any()):
-        raise ValueError(
-            "Poisson inputs are rates, in spikes per ms, 0 or more; the lowest is "
-            f"{means.min():.3g}. Scale the inputs, or use a Lift without poisson."
-        )
-    return means.to(weight.dtype)
-
-
 @dataclass(frozen=True)
 class _Clock:
     """Times as numbers of steps; ``looks`` are those at the output, since the end of burning in."""
@@ -386,7 +369,7 @@ def _check_step(dt: float, neuron: LIF, crossing: str) -> None:
 
 
 def _check_names(wanted: Sequence[str], known: Sequence[str]) -> None:
-    for name in [wanted] if isinstance(wanted, str) else wanted:
+    for name in wanted:
         if name not in known:
             raise ValueError(
                 f"There is no layer {name!r} to record covariances of; there are "

@@ -88,7 +88,10 @@ class StreamingMoments:
         if self._waiting:
             self._take_in()
         if self._count < 2:
-            raise ValueError(f"A covariance needs 2 values of each group, got {self._count}.")
+            raise ValueError(
+                f"A covariance needs 2 values of each group, got {self._count}. Take twice as many "
+                "copies, or simulate for longer."
+            )
         return Estimate(self._count, self._mean.clone(), self._scatter.clone())
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 
@@ -39,8 +37,9 @@ def sample_steady(
     Args:
         net: a moment neural network, or what ``Chain.of`` made of one.
         x: (B, ...) raw inputs, as the network takes them.
-        copies: draws for each input; a multiple of ``groups``.
-        groups: standard errors come from the spread between so many of them.
+        copies: draws for each input; a multiple of ``groups``, twice as many at least.
+        groups: standard errors come from the spread between so many of them. Of each layer and
+            input they keep a covariance: groups x B x n x n numbers of 8 bytes.
         seed: decides the draws.
         progress: wraps what is done step by step, given a name, to show how far it is.
 
@@ -90,24 +89,12 @@ def prepared(net: nn.Module | Chain, x: Tensor) -> tuple[Chain, Tensor]:
                 "function of its noisy input at one time, which a steady state or an "
                 "Ornstein-Uhlenbeck network would apply. Simulate the spiking network instead."
             )
-    weight = chain.stages[0].weight
-    means = chain.inputs(x.to(weight.device))
-    if means.dim() != 2 or means.shape[1] != weight.shape[1]:
-        raise ValueError(
-            f"The first weights take inputs (B, {weight.shape[1]}), got {tuple(means.shape)}. Give "
-            "raw inputs with a batch dimension, as the network itself takes them."
-        )
-    # Units of a regression's output are kept in float64, in a network that is not.
-    stages = tuple(
-        replace(stage, weight=stage.weight.to(weight.dtype), bias=stage.bias.to(weight.dtype))
-        for stage in chain.stages
-    )
-    return replace(chain, stages=stages), means.to(weight.dtype)
+    return chain.prepared(x)
 
 
 def input_stddev(chain: Chain, means: Tensor) -> Tensor:
     """(B, n) of the inputs: their noise, and the root of the rate where they are Poisson's."""
-    rates = means.clamp_min(0) if chain.poisson else torch.zeros_like(means)
+    rates = means if chain.poisson else torch.zeros_like(means)
     return (rates + chain.noise**2).sqrt()
 
 
