@@ -231,7 +231,7 @@ def test_names_of_neurons():
 
 @pytest.mark.parametrize("covariance", ["full", "tracked", "diagonal", "shared"])
 @pytest.mark.parametrize("poisson", [False, True])
-def test_networks_have_covariances_and_learn(covariance, poisson):
+def test_networks_have_covariances_and_gradients(covariance, poisson):
     torch.manual_seed(0)
     net = covary.mlp(
         [6, 9, 7, 3], activation="lif", covariance=covariance, batch_norm=True, poisson=poisson
