@@ -136,6 +136,7 @@ def test_covariances_that_are_off_are_said_with_the_reason():
     assert "|rho| = 0.70 (neurons 3 and 5)" in note
     errors["rate"]["bar"] = 0.03
     layer["poor"] = []
+    assert "two (rates more than 5% off?)" in sentences(result)[0]
     assert "cannot be told" in sentences(result)[0]
 
 

@@ -318,11 +318,11 @@ def _decisions(
 def sentences(result: dict[str, Any]) -> list[str]:
     """What the numbers say."""
     found = [_poor(layer, result["window"]) for layer in result["layers"] if layer["poor"]]
-    unclear = [layer["name"] for layer in result["layers"] if _is_unclear(layer)]
+    unclear = [words for layer in result["layers"] for words in _unclear(layer)]
     if unclear:
         found.append(
-            f"Of {', '.join(unclear)} it cannot be told how far off rates are: too few spikes were "
-            "counted. Simulate for longer (--duration), or more networks (--copies)."
+            f"Of {', '.join(unclear)} it cannot be told: too few spikes were counted. Simulate for "
+            "longer (--duration), or more networks (--copies)."
         )
     if not found:
         found.append(
@@ -334,9 +334,15 @@ def sentences(result: dict[str, Any]) -> list[str]:
     return found
 
 
-def _is_unclear(layer: dict[str, Any]) -> bool:
-    rate = layer["errors"]["rate"]
-    return not layer["poor"] and not rate["value"] + 2 * rate["bar"] < LIMIT
+def _unclear(layer: dict[str, Any]) -> list[str]:
+    """What may be more than so much off, or not."""
+    names = {"rate": "rates", "fano": "Fano factors", "covariance": "covariances"}
+    return [
+        f"{layer['name']} ({names[key]} more than {limit:.0%} off?)"
+        for key, limit in LIMITS.items()
+        if not layer["poor"]
+        and not layer["errors"][key]["value"] + 2 * layer["errors"][key]["bar"] < limit
+    ]
 
 
 def _poor(layer: dict[str, Any], window: float) -> str:
