@@ -53,7 +53,7 @@ def spiking() -> str:
 
     def layers(name: str, key: str) -> str:
         listed = found[name]["spikes"]["layers"]
-        return ", ".join(percent(layer["errors"][key]["value"]) for layer in listed)
+        return ", ".join(_error(layer["errors"][key]) for layer in listed)
 
     def scores(name: str, part: str, score: str) -> str:
         return f"{found[name]['auroc'][part][score]:.3f}"

@@ -290,6 +290,11 @@ def test_tables_are_made_where_an_activation_arrives_without_them(monkeypatch):
     torch.testing.assert_close(activation(mu, var), expected, rtol=0, atol=0)
 
 
+def test_a_neuron_that_was_not_called_is_pointed_at():
+    with pytest.raises(ValueError, match=r"did you mean lif\(\), called\?"):
+        covary.mlp([2, 3, 2], activation=lif)
+
+
 def test_nan_stays_nan():
     out = lif()(torch.tensor([[torch.nan, 1.0]]), torch.ones(1, 2))
     for values in out:

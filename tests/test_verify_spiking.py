@@ -122,18 +122,22 @@ def test_regular_trains_are_said_to_be_no_white_noise(tmp_path):
     assert second["poor"][0] == "rate"
     note = result["notes"][-1]
     assert note.startswith("activation2: rates are ")
-    assert "Fano" in note
-    assert "--noise" in note
+    assert "fires by the clock (Fano factor 0." in note
+    assert "with more noise (--noise)" in note
 
 
 def test_covariances_that_are_off_are_said_with_the_reason():
     errors = {key: {"value": 0.2, "bar": 0.01} for key in ("fano", "covariance")}
     errors["rate"] = {"value": 0.01, "bar": 0.001}
-    layer = {"name": "two", "poor": ["covariance"], "errors": errors, "pairs": [[3, 5, -0.7]]}
+    neuron = {"v_th": 20.0, "v_res": 0.0}
+    layer: dict[str, Any] = {"name": "two", "poor": ["covariance"], "errors": errors}
+    layer |= {"pairs": [[3, 5, -0.7]], "mean_fano": 1.0, "jump": 8.0, "neuron": neuron}
     result: dict[str, Any] = {"layers": [layer], "window": 200.0}
     (note,) = sentences(result)
     assert note.startswith("two: rates are right, but Fano factors are 20% and covariances")
     assert "|rho| = 0.70 (neurons 3 and 5)" in note
+    strong = sentences(result | {"layers": [layer, layer | {"poor": ["rate"]}]})[1]
+    assert "A spike moves it by 8.0 mV here, of 20 mV" in strong
     errors["rate"]["bar"] = 0.03
     layer["poor"] = []
     assert "two (rates more than 5% off?)" in sentences(result)[0]
@@ -170,7 +174,7 @@ def test_a_person_sees_tables_that_fit_a_terminal(verified, tmp_path, monkeypatc
     said = command("verify", copy.path, *OPTIONS)
     table = [line for line in said.splitlines() if line.startswith(("│", "┃"))]
     assert max(map(len, table)) <= 80
-    for words in ("spikes/s", "activation2", "How fast it decides", "spikes.json"):
+    for words in ("spikes/s", "activation2", "decisions; moments", "spikes.json"):
         assert words in said
     said = command("verify", copy.path, *OPTIONS, "--decisions=0", "--json")
     assert json.loads(said, parse_constant=pytest.fail) == stored(copy)

@@ -61,7 +61,7 @@ def export(
         if layer.shift.numel() == 1:
             inputs = f"(x - {layer.shift.item():g}) / {layer.scale.item():g}, flattened"
         else:
-            inputs = "standardised as in the run, (x - shift) / scale"
+            inputs = "(x - shift) / scale, as standardize of the run's model.safetensors has them"
         say(f"Inputs of the file are {inputs}.")
     widths = "-".join(str(stage.weight.shape[1]) for stage in chain.stages)
     say(f"Wrote {widths}-{len(chain.stages[-1].weight)} to {quoted(out)}.")

@@ -30,7 +30,7 @@ def verify(
         typer.Option(
             "--copies",
             min=2 * GROUPS,
-            help=f"Draws for each input, a multiple of {GROUPS}; of spiking networks, how many.",
+            help=f"Draws for each input, or spiking networks: a multiple of {GROUPS}.",
             show_default="65536, or 64 that spike",
         ),
     ] = None,
@@ -148,7 +148,7 @@ def _show_spikes(result: dict[str, Any]) -> None:
     count = len(result["inputs"])
     common.show_table(
         f"Moments against spikes, {count} inputs: errors in %",
-        ["layer", "spikes/s", "Fano", "rate", "its Fano", "covar.", "pairs"],
+        ["layer", "spikes/s", "Fano", "rate ±", "Fano ±", "covar. ±", "pairs ±"],
         [
             [
                 layer["name"] + (" *" if layer["poor"] else ""),
@@ -165,9 +165,8 @@ def _show_spikes(result: dict[str, Any]) -> None:
 
 
 def _show_decisions(decided: dict[str, Any]) -> None:
-    moments = f"moments: {100 * decided['moments']:.1f}%"
     common.show_table(
-        f"How fast it decides, {decided['inputs']} inputs ({moments})",
+        f"{decided['inputs']} decisions; moments: {100 * decided['moments']:.1f}% right",
         ["after (ms)", "right (%)", "as the moments (%)"],
         [
             [f"{time:g}", f"{100 * right:.1f}±{100 * bar:.1f}", f"{100 * agrees:.1f}"]

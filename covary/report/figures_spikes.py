@@ -30,7 +30,7 @@ def drawings(spikes: Spikes) -> list[Drawing]:
 @styled
 def neurons(spikes: Spikes) -> Drawing:
     """Rates, Fano factors and correlations of each layer, by moments against simulated ones."""
-    layers = spikes.layers[:3]
+    layers = spikes.layers[:1] + spikes.layers[1:][-1:]
     figure, top, panels = grid_of_panels(len(_ROWS), len(layers), 1.0 + 1.75 * len(_ROWS))
     for row, (key, (label, scale)) in zip(panels, _ROWS.items(), strict=True):
         for axes, layer in zip(row, layers, strict=True):
@@ -67,7 +67,7 @@ def neurons(spikes: Spikes) -> Drawing:
         "are exact."
     )
     if len(spikes.layers) > len(layers):
-        caption += f" The first {len(layers)} of {len(spikes.layers)} layers are shown."
+        caption += f" The first and the last of {len(spikes.layers)} layers are shown."
     return Drawing("spikes-neurons", alt, caption, figure)
 
 
@@ -114,12 +114,16 @@ def course(spikes: Spikes) -> Drawing:
         handles=[swatch("spiking network", BLUE, "-", "o"), swatch("moments", SLATE, ":")],
     )
     caption = (
-        "What the output says of the spikes so far. Entropy is that of the accumulated output over "
-        f"{number(spikes.copies)} networks, times the time, for {number(spikes.inputs)} inputs, "
-        "after burning in; bars are standard errors."
+        "What the output says, by the spikes so far. Entropy is that of the accumulated output of "
+        f"{number(spikes.copies)} networks (its covariance times the time), on average over "
+        f"{number(spikes.inputs)} inputs, in networks that had run for a while; bars are standard "
+        "errors."
     )
     if accuracy is not None:
-        caption += " Accuracy counts time from the first moment, with potentials anywhere."
+        caption += (
+            f" Accuracy is that on {number(spikes.decided)} inputs, each shown from time 0 on to "
+            "networks with any potentials between reset and threshold."
+        )
     return Drawing("spikes-decision", ". ".join(told) + ".", caption, figure)
 
 

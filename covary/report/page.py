@@ -312,7 +312,8 @@ def _facts(results: Results) -> list[tuple[str, str]]:
     ):
         if (value := _setting(results.config, key)) is not None:
             listed = value if isinstance(value, list) else [value]
-            facts.append((title, ", ".join(str(item) for item in listed)))
+            words_of = [f"{item:.3g}" if isinstance(item, float) else str(item) for item in listed]
+            facts.append((title, ", ".join(words_of)))
     trained = _setting(results.config, "covariance")
     shown = results.covariance
     if width := results.evaluation.get("exact_width"):  # without one, 0, it is plainly tracked

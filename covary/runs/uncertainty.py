@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from covary import activations
 from covary.covariance import Full
 from covary.data import Dataset
 from covary.models import with_covariance, with_noise
@@ -131,6 +132,11 @@ def calibrate(
         data_dir: where data are looked for first.
         progress: wraps the batches, given a name, to show how far it is.
     """
+    if noise != "keep" and activations.get(run.config().model.activation).neuron is not None:
+        raise ValueError(
+            "Noise is chosen among values for standardised inputs, which spiking neurons do not "
+            "fire by; keep theirs (--noise keep)."
+        )
     if noise not in NOISE:
         raise ValueError(f"Unknown choice of noise {noise!r}; known are {', '.join(NOISE)}.")
     config = run.config()

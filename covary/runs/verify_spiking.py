@@ -45,6 +45,8 @@ TIMES = (5.0, 10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 200.0, 300.0, 400.0, 5
 # Spike counts of a neuron that fires so rarely have no Fano factor to speak of.
 _LEAST_COUNT = 0.2
 _PAIRS = 300
+# A Fano factor below which a neuron counts as firing by the clock.
+_REGULAR = 0.6
 
 
 class _Seen(NamedTuple):
@@ -166,6 +168,8 @@ def _compared(
                 "neuron": vars(neuron),
                 "poor": [key for key, limit in LIMITS.items() if averages[key].is_above(limit)],
                 "pairs": _correlated_inputs(chain, i, seen),
+                # What a spike of the layer before does to the membrane, rms over weights; in mV.
+                "jump": float(stage.weight.square().mean().sqrt()) if i or chain.poisson else None,
                 "mean_rate": float(rates.mean()),
                 "mean_fano": float(fano[firing].mean()) if firing.any() else None,
                 "silent": float((rates == 0).double().mean()),
@@ -317,7 +321,13 @@ def _decisions(
 
 def sentences(result: dict[str, Any]) -> list[str]:
     """What the numbers say."""
-    found = [_poor(layer, result["window"]) for layer in result["layers"] if layer["poor"]]
+    layers = result["layers"]
+    senders = [None, *(layer["mean_fano"] for layer in layers[:-1])]
+    found = [
+        _poor(layer, sender, result["window"])
+        for layer, sender in zip(layers, senders, strict=False)
+        if layer["poor"]
+    ]
     unclear = [words for layer in result["layers"] for words in _unclear(layer)]
     if unclear:
         found.append(
@@ -345,14 +355,27 @@ def _unclear(layer: dict[str, Any]) -> list[str]:
     ]
 
 
-def _poor(layer: dict[str, Any], window: float) -> str:
+def _poor(layer: dict[str, Any], sender: float | None, window: float) -> str:
     off = {key: f"{100 * error['value']:.0f}%" for key, error in layer["errors"].items()}
     if "rate" in layer["poor"]:
-        return (
+        text = (
             f"{layer['name']}: rates are {off['rate']} off. Moments take what comes in for white "
-            "noise, which spikes are if those who send them fire irregularly (a Fano factor near "
-            "1) and each counts for little. Regular trains shake a membrane more than their count "
-            "varies. Train with more noise (--noise), so that neurons fire by chance."
+            "noise, which spikes are if those who send them fire by chance and each moves a "
+            "membrane by little. "
+        )
+        if sender is not None and sender < _REGULAR:
+            return text + (
+                f"The layer before fires by the clock (Fano factor {sender:.2f}), and regular "
+                "trains shake a membrane more than their count varies. Train with more noise "
+                "(--noise)."
+            )
+        if layer["jump"] is None:
+            return text + "Simulate for longer: neurons take a while to forget where they began."
+        way = layer["neuron"]["v_th"] - layer["neuron"]["v_res"]
+        return text + (
+            f"A spike moves it by {layer['jump']:.1f} mV here, of {way:g} mV from reset to "
+            "threshold. Use more neurons or smaller weights (--weight-decay, "
+            "less --noise)."
         )
     text = (
         f"{layer['name']}: rates are right, but Fano factors are {off['fano']} and covariances of "

@@ -280,8 +280,8 @@ def layers_of_neurons(chain: Chain) -> tuple[tuple[Stage, ...], Stage | None]:
     if not any(stage.activation.neuron for stage in hidden):
         raise ValueError(
             "A spiking network needs layers with activation 'lif'; this network has "
-            f"{', '.join(str(stage.activation) for stage in chain.stages)}. Train one with "
-            "covary.mlp(..., activation='lif'), or simulate this one with simulate_ou."
+            f"{', '.join(str(stage.activation) for stage in chain.stages)}. Train one so: "
+            "covary.mlp(..., activation='lif'), or covary train --activation lif."
         )
     for stage in hidden:
         if stage.activation.neuron is None:

@@ -87,7 +87,7 @@ def prepared(net: nn.Module | Chain, x: Tensor) -> tuple[Chain, Tensor]:
             raise ValueError(
                 f"{stage.name} ({stage.activation}) is a neuron that fires: its rate is no "
                 "function of its noisy input at one time, which a steady state or an "
-                "Ornstein-Uhlenbeck network would apply. Simulate the spiking network instead."
+                "Ornstein-Uhlenbeck network would apply. Use simulate_spikes instead."
             )
     return chain.prepared(x)
 
