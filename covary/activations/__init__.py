@@ -58,8 +58,9 @@ def get(activation: str | MomentActivation) -> MomentActivation:
         name = activation if isinstance(activation, str) else type(activation).__name__
         close = difflib.get_close_matches(name.lower(), names(), n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
-        if activation in (lif, leaky_relu):
-            hint = f" (did you mean {getattr(activation, '__name__', '')}(), called?)"
+        maker = getattr(activation, "__name__", None)
+        if maker in ("lif", "leaky_relu"):
+            hint = f" (did you mean {maker}(), called?)"
         raise ValueError(
             f"Unknown activation {activation!r}{hint}; known are {', '.join(names())}. Any other "
             "function h works as covary.activations.quadrature(h)."
