@@ -63,7 +63,7 @@ def neurons(spikes: Spikes) -> Drawing:
     alt = f"Rates, Fano factors and correlations of neurons. Relative errors: {errors}."
     caption = (
         f"Up to {SHOWN} neurons (or pairs of them) of each layer, counted in windows of "
-        f"{number(spikes.window)} ms, with Monte-Carlo standard errors; on the dotted line moments "
+        f"{spikes.window:g} ms, with Monte-Carlo standard errors; on the dotted line moments "
         "are exact."
     )
     if len(spikes.layers) > len(layers):
