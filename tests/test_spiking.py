@@ -359,7 +359,7 @@ def test_a_step_is_no_longer_than_the_refractory_period():
 
 
 def test_only_spiking_networks_spike():
-    with pytest.raises(ValueError, match="simulate_ou"):
+    with pytest.raises(ValueError, match=r"--activation lif"):
         simulate_spikes(covary.mlp([2, 3, 2]), torch.ones(1, 2))
     mixed = torch.nn.Sequential(
         Lift(0.1), Linear(2, 3), Activation("lif"), Linear(3, 3), Activation("relu"), Linear(3, 2)
