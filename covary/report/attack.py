@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covary.report.files import Array, ReportError, read_arrays, read_json
+from covary.report.files import Array, read_arrays, read_json, written_by
 
 TITLES = {
     "fgsm": "FGSM",
@@ -79,7 +79,7 @@ def read_attacks(run_dir: Path) -> Attacks | None:
     if not path.is_file():
         return None
     content = read_json(path)
-    try:
+    with written_by("attack", path):
         return Attacks(
             weights=str(content["weights"]),
             unit=str(content["epsilon_unit"]),
@@ -90,13 +90,6 @@ def read_attacks(run_dir: Path) -> Attacks | None:
             entropies=read_arrays(arrays_path) if arrays_path.is_file() else {},
             command=str(content.get("command") or f"covary attack {run_dir}"),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, ReportError):
-            raise
-        raise ReportError(
-            f"{path} is not as `covary attack` writes it ({error!r}). Run `covary attack {run_dir}`"
-            " again, or remove the file."
-        ) from error
 
 
 def _row(entry: Mapping[str, Any]) -> Row:

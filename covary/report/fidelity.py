@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covary.report.files import Array, ReportError, read_arrays, read_json
+from covary.report.files import Array, ReportError, read_arrays, read_json, written_by
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def read_fidelity(run_dir: Path) -> Fidelity | None:
         return None
     content = read_json(path)
     entropies = read_arrays(arrays_path) if arrays_path.is_file() else {}
-    try:
+    with written_by("fidelity", path):
         fidelity = Fidelity(
             weights=str(content["weights"]),
             batch=int(content["batch"]),
@@ -65,11 +65,6 @@ def read_fidelity(run_dir: Path) -> Fidelity | None:
             entropies=entropies,
             command=str(content.get("command") or f"covary fidelity {run_dir}"),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ReportError(
-            f"{path} is not as `covary fidelity` writes it ({error!r}). Run `covary fidelity "
-            f"{run_dir}` again, or remove the file."
-        ) from error
     _check_lengths(arrays_path, fidelity)
     return fidelity
 

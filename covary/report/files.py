@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,20 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ReportError(f"{path} holds a {type(content).__name__} where an object is expected.")
     return {key: without_nan(value) for key, value in content.items()}
+
+
+@contextmanager
+def written_by(command: str, path: Path) -> Iterator[None]:
+    """Say what to do where a file of a run lacks something that the command writes."""
+    try:
+        yield
+    except ReportError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise ReportError(
+            f"{path} is not as `covary {command}` writes it ({error!r}). Run `covary {command} "
+            f"{path.parent}` again, or remove the file."
+        ) from error
 
 
 def without_nan(value: Any) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covary.report.files import Array, ReportError, read_arrays, read_json
+from covary.report.files import Array, read_arrays, read_json, written_by
 from covary.report.verification import Value, percent_of, plain_percent
 
 # measure -> its column
@@ -116,7 +116,7 @@ def read_spikes(run_dir: Path) -> Spikes | None:
     if not path.is_file():
         return None
     content = read_json(path)
-    try:
+    with written_by("verify", path):
         decided = content["decisions"]
         return Spikes(
             weights=str(content["weights"]),
@@ -133,13 +133,6 @@ def read_spikes(run_dir: Path) -> Spikes | None:
             arrays=read_arrays(arrays_path),
             command=str(content.get("command") or f"covary verify {run_dir}"),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, ReportError):
-            raise
-        raise ReportError(
-            f"{path} is not as `covary verify` writes it ({error!r}). Run `covary verify {run_dir}`"
-            " again, or remove the file."
-        ) from error
 
 
 def _layer(content: Mapping[str, Any]) -> Layer:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covary.report.files import Array, ReportError, read_arrays, read_json
+from covary.report.files import Array, read_arrays, read_json, written_by
 
 # measure -> its column
 COLUMNS = {
@@ -124,7 +124,7 @@ def read_verification(run_dir: Path) -> Verification | None:
     if not path.is_file():
         return None
     content = read_json(path)
-    try:
+    with written_by("verify", path):
         return Verification(
             weights=str(content["weights"]),
             inputs=len(content["inputs"]),
@@ -135,13 +135,6 @@ def read_verification(run_dir: Path) -> Verification | None:
             arrays=read_arrays(arrays_path) if arrays_path.is_file() else {},
             command=str(content.get("command") or f"covary verify {run_dir}"),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, ReportError):
-            raise
-        raise ReportError(
-            f"{path} is not as `covary verify` writes it ({error!r}). Run `covary verify {run_dir}`"
-            " again, or remove the file."
-        ) from error
 
 
 def _layer(entry: Mapping[str, Any]) -> Layer:
