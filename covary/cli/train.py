@@ -142,6 +142,10 @@ def train(
     checkpoint_minutes: Annotated[
         float, option(_ENGINE, "--checkpoint-minutes", "Save this often within long epochs.")
     ] = 5.0,
+    keep: Annotated[
+        str | None,
+        option(_ENGINE, "--keep", "Keep the weights after these epochs too, such as 1,2,5,10."),
+    ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -182,6 +186,7 @@ def train(
         "precision": precision,
     }
     with common.wrong_use():
+        kept = common.numbers(keep, int, "--keep") or ()
         if resume and overwrite:
             raise ValueError("--resume goes on with a run, --overwrite replaces it: choose one.")
         is_table = DataConfig(name=data).is_table
@@ -235,6 +240,7 @@ def train(
         resume=resume,
         overwrite=overwrite,
         checkpoint_minutes=checkpoint_minutes,
+        keep=kept,
         display=Silent() if as_json else terminal_or_lines(common.voice),
     )
     measured = fidelity_of(run.network()) if config.model.covariance == "tracked" else None

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from covary.data import Schema
 from covary.runs.config import RunConfig
-from covary.training.checkpoint import read, write_atomically
+from covary.training.checkpoint import read, snapshot_path, write_atomically
 
 _LIBRARIES = ("covary", "torch", "numpy", "lightning-fabric", "safetensors")
 # They change how a covariance is found, not what the network is.
@@ -128,14 +128,22 @@ class Run:
             return None
         return Schema.from_dict(json.loads(path.read_text(encoding="utf-8")))
 
-    def network(self) -> nn.Sequential:
+    def network(self, epoch: int | None = None) -> nn.Sequential:
         """The network, in evaluation mode: raw inputs in, raw outputs out.
 
         As far as training has come: a run that is not finished has its weights in the checkpoint.
+        Or as it was after an epoch whose weights were put aside (``covary train --keep``).
         """
         net = self.config().model.build()
         path, prefix = self.model_path, ""
-        if not path.exists():
+        if epoch is not None:
+            path, prefix = snapshot_path(self.checkpoint_path, epoch), "objective/net."
+            if not path.exists():
+                raise RunError(
+                    f"{self.path} has not kept its weights after epoch {epoch}, only after "
+                    f"{', '.join(map(str, self.kept_epochs())) or 'none'}."
+                )
+        elif not path.exists():
             path, prefix = self.checkpoint_path, "objective/net."
         if not path.exists():
             raise RunError(
@@ -154,6 +162,11 @@ class Run:
             raise RunError(f"{path} does not fit {self.config_path}: {error}") from error
         return net.eval()
 
+    def kept_epochs(self) -> list[int]:
+        """Epochs whose weights were put aside, in order."""
+        folder = snapshot_path(self.checkpoint_path, 0).parent
+        return sorted(int(path.stem) for path in folder.glob("[0-9]*.safetensors"))
+
     def epochs_done(self) -> int:
         """How many epochs are complete, as the checkpoint has it."""
         if not self.checkpoint_path.exists():
@@ -165,7 +178,7 @@ class Run:
         """Remove all that a run has made here, and nothing else."""
         for name in _FILES:
             (self.path / name).unlink(missing_ok=True)
-        for folder in ("tensorboard", "figures"):
+        for folder in ("tensorboard", "figures", "epochs"):
             shutil.rmtree(self.path / folder, ignore_errors=True)
 
     def evaluation_is_current(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -125,6 +125,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     checkpoint_minutes: float = 5.0,
+    keep: Collection[int] = (),
     display: Display | None = None,
 ) -> list[dict[str, Any]]:
     """Train the network of a configuration on its data and keep everything in the run's folder.
@@ -141,6 +142,7 @@ def train(
         resume: go on where the run in the folder stopped.
         overwrite: replace the run in the folder.
         checkpoint_minutes: save after so many minutes within an epoch too.
+        keep: epochs whose weights are put aside, for ``Run.network(epoch)``.
         display: what shows progress.
     """
     started = datetime.now(timezone.utc)
@@ -191,7 +193,7 @@ def train(
         TensorBatches(x, y, config.training.batch_size, seed=seed, transform=augmentation),
         config.training,
         fabric=fabric,
-        checkpoint=Checkpoint(run.checkpoint_path, checkpoint_minutes),
+        checkpoint=Checkpoint(run.checkpoint_path, checkpoint_minutes, frozenset(keep)),
         resume=resume,
         validate=_validation(objective, dataset, held_out, config, fabric.device),
         log=MetricsLog(run.metrics_path) if fabric.is_global_zero else None,

@@ -49,10 +49,12 @@ class Checkpoint:
     Args:
         path: where it is kept; each save replaces the one before.
         minutes: save after so many minutes within an epoch too.
+        keep: epochs after which the weights are also put aside, as ``snapshot_path`` says.
     """
 
     path: Path
     minutes: float = 5.0
+    keep: frozenset[int] = frozenset()
     _saved_at: float = field(default_factory=time.monotonic, repr=False)
 
     def due(self) -> bool:
@@ -69,6 +71,10 @@ class Checkpoint:
         broken = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
         if broken:
             raise FloatingPointError(f"{broken[0].removeprefix('objective/')} is not finite")
+        if position.epoch in self.keep and position.batch == 0:
+            # Before the checkpoint: a process killed in between does this epoch again, and this.
+            weights = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+            write_atomically(snapshot_path(self.path, position.epoch), save(weights))
         for name, state in _optimizer_states(objective, optimizer).items():
             tensors |= {f"optimizer/{name}/{key}": value for key, value in state.items()}
         tensors |= {f"random/{device}": state for device, state in _random_states().items()}
@@ -95,6 +101,11 @@ class Checkpoint:
             if device.startswith("cuda"):
                 torch.cuda.set_rng_state(state, device)
         return Position(**json.loads(metadata["position"]))
+
+
+def snapshot_path(checkpoint: Path, epoch: int) -> Path:
+    """Where the weights after an epoch are put aside: a folder ``epochs`` beside the checkpoint."""
+    return checkpoint.parent / "epochs" / f"{epoch:04d}.safetensors"
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
