@@ -38,6 +38,7 @@ FLOORS = [
     {"replicas", "stochastic", "tracking"},
     {"baselines"},
     {"estimators", "runs"},
+    {"experiments"},
     {"report"},
     {"cli"},
     {"__main__"},

@@ -91,6 +91,10 @@ def train(
     augment: Annotated[
         bool, option(TRAINING, "--augment", "Random crop and horizontal flip of images.")
     ] = False,
+    limit: Annotated[
+        int,
+        option(TRAINING, "--limit", "Use so many samples at most, of each part; 0: all.", min=0),
+    ] = 0,
     split: options.Split = 0,
     seed: Seed = 0,
     target: Annotated[
@@ -200,6 +204,7 @@ def train(
             split=split,
             validation=validation,
             augment=augment,
+            limit=limit,
             target=tuple(target or ()),
             task=task,
             test_fraction=test_fraction,

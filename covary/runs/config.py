@@ -45,6 +45,7 @@ class DataConfig:
         split: which of the published splits, where there are several.
         validation: fraction of the training data held out to watch training with.
         augment: random crop and horizontal flip, for images.
+        limit: take so many samples at most to train on, and so many to test on; 0 for all.
         target: columns to predict (tables; the following are for tables too).
         task: ``"auto"``, ``"classification"`` or ``"regression"``.
         test_fraction: fraction of the rows to test on.
@@ -61,6 +62,7 @@ class DataConfig:
     split: int = 0
     validation: float = 0.1
     augment: bool = False
+    limit: int = 0
     target: tuple[str, ...] = ()
     task: str = "auto"
     test_fraction: float = 0.2
@@ -80,6 +82,8 @@ class DataConfig:
             raise ValueError(
                 f"The test part is a fraction in (0, 1) of the rows, got {self.test_fraction}."
             )
+        if self.limit < 0:
+            raise ValueError(f"A limit is a number of samples, or 0 for all, got {self.limit}.")
         _check_choice("task", self.task, ("auto", "classification", "regression"))
         _check_choice("missing", self.missing, ("error", "mean", "drop"))
         usual = {field.name: field.default for field in fields(self)}

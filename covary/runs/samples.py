@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -19,6 +20,25 @@ def load_data(
     config: DataConfig, *, data_dir: str | None = None, seed: int = 0
 ) -> tuple[Dataset, Schema | None]:
     """The data of a run, and how a table's columns became numbers."""
+    dataset, schema = _whole(config, data_dir=data_dir, seed=seed)
+    return (_some(dataset, config.limit) if config.limit else dataset), schema
+
+
+def _some(dataset: Dataset, limit: int) -> Dataset:
+    """So many samples of each part, the same ones whatever the seed."""
+    train, test = (shuffled(n, 0, 0)[:limit] for n in (len(dataset.x), len(dataset.x_test)))
+    return replace(
+        dataset,
+        x=dataset.x[train],
+        y=dataset.y[train],
+        x_test=dataset.x_test[test],
+        y_test=dataset.y_test[test],
+    )
+
+
+def _whole(
+    config: DataConfig, *, data_dir: str | None, seed: int
+) -> tuple[Dataset, Schema | None]:
     if not config.is_table:
         return data.load(config.name, data_dir=data_dir, split=config.split, seed=seed), None
     path = Path(config.name)

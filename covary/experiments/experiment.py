@@ -1,0 +1,134 @@
+"""What an experiment is: a row of data that says what to measure and what the paper claims of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from covary.experiments.workshop import Workshop
+
+SCALES = ("smoke", "quick", "paper")
+HOLDS, PARTLY, FAILS = "holds", "holds partly", "does not hold"
+
+
+class Part(NamedTuple):
+    """One measurement of an experiment.
+
+    Attributes:
+        label: what is measured, such as ``"shared"``; parts that differ in seed alone share it.
+        seed: decides everything that is random.
+        settings: all else that decides it, as JSON has it.
+    """
+
+    label: str
+    seed: int
+    settings: Mapping[str, Any]
+
+
+class Measured(NamedTuple):
+    """What a part gave.
+
+    Attributes:
+        metrics: numbers that claims are about, by name; None where one is not defined.
+        series: what figures and tables show, as JSON has it.
+    """
+
+    metrics: Mapping[str, float | None]
+    series: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What the paper says about a number, and when we take that to hold.
+
+    Attributes:
+        says: the claim, in a sentence.
+        metric: the number's name in ``Measured.metrics``.
+        label: of which parts; of all of them if empty.
+        published: the number as printed, with what the paper compares it with; empty if it has
+            none.
+        least, most: bounds within which a measured number is in accord with the claim.
+        why: what is known of the reason, where a claim does not hold.
+    """
+
+    says: str
+    metric: str
+    label: str = ""
+    published: str = ""
+    least: float | None = None
+    most: float | None = None
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        if self.least is None and self.most is None:
+            raise ValueError(f"A claim needs a bound that it can fail by: {self.says}")
+
+    def agrees(self, value: float | None) -> bool:
+        """Whether one measured number is in accord with the claim; an undefined one is not."""
+        if value is None or value != value:
+            return False
+        above = self.least is None or value >= self.least
+        return above and (self.most is None or value <= self.most)
+
+    def values(self, parts: Sequence[Mapping[str, Any]]) -> list[float | None]:
+        """Its number in each of the parts that it is about, as they are stored."""
+        return [
+            part["metrics"].get(self.metric)
+            for part in parts
+            if self.label in ("", part["label"]) and self.metric in part["metrics"]
+        ]
+
+    def verdict(self, parts: Sequence[Mapping[str, Any]]) -> str | None:
+        """Whether it holds in all parts, in some or in none; None if nothing was measured."""
+        agreed = [self.agrees(value) for value in self.values(parts)]
+        return overall([HOLDS if each else FAILS for each in agreed])
+
+
+def overall(verdicts: Sequence[str]) -> str | None:
+    """The verdict on several together; None of none."""
+    if not verdicts:
+        return None
+    kinds = set(verdicts)
+    return verdicts[0] if len(kinds) == 1 else PARTLY
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A figure or table of the paper.
+
+    Attributes:
+        name: what the command line calls it.
+        title: what the page calls it.
+        paper: where it is in the paper.
+        about: what is done, and where that is not what the paper did.
+        measure: takes a part and gives its numbers.
+        parts: what is measured, by scale.
+        claims: what the paper says of it.
+    """
+
+    name: str
+    title: str
+    paper: str
+    about: str
+    measure: Callable[[Part, Workshop], Measured]
+    parts: Mapping[str, Sequence[Part]]
+    claims: Sequence[Claim]
+
+    def __post_init__(self) -> None:
+        if set(self.parts) != set(SCALES):
+            raise ValueError(f"{self.name} needs parts at scales {', '.join(SCALES)}.")
+        for scale, parts in self.parts.items():
+            places = [(part.label, part.seed) for part in parts]
+            if len(set(places)) < len(places):
+                raise ValueError(f"{self.name} has a part twice at scale {scale}.")
+
+    def verdict(self, parts: Sequence[Mapping[str, Any]]) -> str | None:
+        """Whether all of its claims hold, some or none, of those that were measured."""
+        found = [claim.verdict(parts) for claim in self.claims]
+        return overall([each for each in found if each is not None])
+
+
+def seeds(label: str, count: int, **settings: Any) -> tuple[Part, ...]:
+    """The same part with seeds 0, 1, ..."""
+    return tuple(Part(label, seed, settings) for seed in range(count))

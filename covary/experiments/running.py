@@ -1,0 +1,84 @@
+"""From an experiment's name to its results, going on where it was cut short."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from covary.experiments import store
+from covary.experiments.experiment import Experiment, Part
+from covary.experiments.workshop import Workshop
+from covary.runs.directory import environment
+from covary.training.log import without_nan
+
+
+def reproduce(
+    experiment: Experiment,
+    scale: str,
+    workshop: Workshop,
+    *,
+    results: Path,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Measure every part of an experiment that was not measured before, and write the results.
+
+    Args:
+        experiment: what to measure.
+        scale: ``"smoke"``, ``"quick"`` or ``"paper"``.
+        workshop: where networks are trained, and parts kept (``parts/`` in its folder).
+        results: folder of the results, ``<name>.json``.
+        overwrite: replace results of a larger scale.
+
+    Returns:
+        What was written: parts with their metrics, and all that is needed to make them again.
+    """
+    store.check_replaceable(results, experiment.name, scale, overwrite=overwrite)
+    started = datetime.now(timezone.utc)
+    parts = []
+    for i, part in enumerate(experiment.parts[scale]):
+        name = f"{part.label}, seed {part.seed}" if part.label else f"seed {part.seed}"
+        path = workshop.folder / "parts" / experiment.name / f"{_slug(part)}.json"
+        found = store.known_part(path, part)
+        workshop.say(
+            f"{experiment.name} ({scale}), part {i + 1} of {len(experiment.parts[scale])}: {name}"
+            + ("; measured before." if found else ".")
+        )
+        if found is None:
+            found = _measured(experiment, part, workshop)
+            store.save_part(path, found)
+        parts.append(found)
+    record = {
+        "experiment": experiment.name,
+        "scale": scale,
+        **environment(started),
+        # Of all parts, be they measured now or before.
+        "seconds": round(sum(part["seconds"] for part in parts), 1),
+        "seeds": sorted({part.seed for part in experiment.parts[scale]}),
+        "config": store.configuration(experiment, scale),
+        "parts": [{key: part[key] for key in part if key != "settings"} for part in parts],
+    }
+    store.save(results, record)
+    return record
+
+
+def _measured(experiment: Experiment, part: Part, workshop: Workshop) -> dict[str, Any]:
+    began = time.perf_counter()
+    metrics, series = experiment.measure(part, workshop)
+    about: Mapping[str, Any] = environment(datetime.now(timezone.utc))
+    return {
+        "label": part.label,
+        "seed": part.seed,
+        "settings": dict(part.settings),
+        "metrics": without_nan(dict(metrics)),
+        "series": store.rounded(dict(series)),
+        "seconds": round(time.perf_counter() - began, 1),
+        "git_commit": about["git_commit"],
+    }
+
+
+def _slug(part: Part) -> str:
+    label = "".join(each if each.isalnum() else "-" for each in part.label)
+    return f"{label}-{part.seed}" if label else str(part.seed)

@@ -1,0 +1,98 @@
+"""Results as files: ``<name>.json`` with all that is needed to make them again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from covary.experiments.experiment import SCALES, Experiment, Part
+from covary.training.checkpoint import write_atomically
+
+# Significant digits of what figures show; metrics keep all of theirs.
+_DIGITS = 5
+
+
+class ResultError(ValueError):
+    """A file that is no result of an experiment, or one that would be lost."""
+
+
+def path_of(folder: Path, name: str) -> Path:
+    """Where the results of an experiment are kept."""
+    return folder / f"{name}.json"
+
+
+def load(folder: Path, name: str) -> dict[str, Any] | None:
+    """The results of an experiment; None if there are none."""
+    path = path_of(folder, name)
+    if not path.exists():
+        return None
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if record["experiment"] != name or record["scale"] not in SCALES:
+            raise ValueError("it is of another experiment, or of an unknown scale")
+        for part in record["parts"]:
+            part["label"], part["seed"], part["metrics"], part["series"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ResultError(
+            f"{path} is not as `covary reproduce {name}` writes it ({error}). Make it again with "
+            "that command, or remove it."
+        ) from error
+    return record
+
+
+def check_replaceable(folder: Path, name: str, scale: str, *, overwrite: bool) -> None:
+    """Refuse to replace results by those of a smaller scale, before any work is done for them."""
+    before = load(folder, name)
+    if before is None or overwrite or SCALES.index(before["scale"]) <= SCALES.index(scale):
+        return
+    raise ResultError(
+        f"{path_of(folder, name)} has results at scale {before['scale']}, which those at scale "
+        f"{scale} would replace. Keep both (--results elsewhere), or say --overwrite."
+    )
+
+
+def save(folder: Path, record: Mapping[str, Any]) -> Path:
+    """Write results, whole or not at all."""
+    path = path_of(folder, record["experiment"])
+    write_atomically(path, (_as_text(record) + "\n").encode())
+    return path
+
+
+def known_part(path: Path, part: Part) -> dict[str, Any] | None:
+    """What a part gave before, if it was decided by the same settings."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    settings = json.loads(json.dumps(part.settings))
+    same = (found.get("label"), found.get("seed"), found.get("settings"))
+    return found if same == (part.label, part.seed, settings) else None
+
+
+def save_part(path: Path, found: Mapping[str, Any]) -> None:
+    """Keep what a part gave, so that an experiment that is cut short goes on after it."""
+    write_atomically(path, _as_text(found).encode())
+
+
+def configuration(experiment: Experiment, scale: str) -> list[dict[str, Any]]:
+    """The settings of every part, by label: what a result was made with, seeds aside."""
+    by_label = {part.label: dict(part.settings) for part in experiment.parts[scale]}
+    return [{"label": label, "settings": settings} for label, settings in by_label.items()]
+
+
+def rounded(value: Any) -> Any:
+    """Numbers with the digits that a figure can show, None where they are not finite."""
+    if isinstance(value, Mapping):
+        return {key: rounded(some) for key, some in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [rounded(some) for some in value]
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+    return value
+
+
+def _as_text(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, indent=1, allow_nan=False, ensure_ascii=False)

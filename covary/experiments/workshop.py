@@ -1,0 +1,84 @@
+"""Where experiments are made: networks that several of them use are trained there once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from covary.runs import DataConfig, Run
+from covary.runs.samples import load_data
+from covary.runs.training import resolve, train
+from covary.training import Display
+
+Progress = Callable[[Sequence[Any], str], Iterator[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """A network to train, as data: presets of the data for all that is not said.
+
+    Attributes:
+        name: of its folder, without the seed.
+        data: a name that ``covary.data`` knows.
+        settings: names of ``ModelConfig`` and ``TrainingConfig``.
+        keep: epochs after which weights are put aside.
+        limit: train on so many samples at most, and test on so many; 0 for all.
+        augment: random crop and horizontal flip.
+    """
+
+    name: str
+    data: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    keep: tuple[int, ...] = ()
+    limit: int = 0
+    augment: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it, for the settings of a part."""
+        return asdict(self) | {"settings": dict(self.settings), "keep": list(self.keep)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Network:
+        """Back from the settings of a part."""
+        settings = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in values["settings"].items()
+        }
+        return cls(**{**values, "settings": settings, "keep": tuple(values["keep"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workshop:
+    """A folder for networks, and how to show what goes on.
+
+    Attributes:
+        folder: networks of one scale, each in a folder of its own.
+        data_dir: where data are looked for first.
+        display: makes what shows the progress of a training.
+        progress: wraps what is done step by step, given a name; shows nothing by default.
+        say: tells the person at the terminal.
+    """
+
+    folder: Path
+    data_dir: str | None = None
+    display: Callable[[], Display | None] = lambda: None
+    progress: Progress = lambda items, _name: iter(items)
+    say: Callable[[str], None] = lambda _sentence: None
+
+    def trained(self, network: Network | Mapping[str, Any], seed: int) -> Run:
+        """The network, trained: now, further if it was cut short, or before."""
+        if not isinstance(network, Network):
+            network = Network.from_dict(network)
+        run = Run(self.folder / f"{network.name}-{seed}")
+        data = DataConfig(name=network.data, limit=network.limit, augment=network.augment)
+        dataset, _ = load_data(data, data_dir=self.data_dir, seed=seed)
+        config = resolve(data, dataset, {**network.settings, "seed": seed})
+        done = run.model_path.exists() and not config.differences(run.config())
+        if not done:
+            self.say(f"Training {network.name}, seed {seed}, into {run.path}.")
+            train(
+                config, dataset, run, resume=True, keep=network.keep, display=self.display()
+            )
+        return run
