@@ -1,4 +1,4 @@
-"""What an experiment is: a row of data that says what to measure and what the paper claims of it."""
+"""What an experiment is: a row that says what to measure, and what the paper claims of it."""
 
 from __future__ import annotations
 

@@ -78,7 +78,5 @@ class Workshop:
         done = run.model_path.exists() and not config.differences(run.config())
         if not done:
             self.say(f"Training {network.name}, seed {seed}, into {run.path}.")
-            train(
-                config, dataset, run, resume=True, keep=network.keep, display=self.display()
-            )
+            train(config, dataset, run, resume=True, keep=network.keep, display=self.display())
         return run

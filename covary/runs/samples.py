@@ -36,9 +36,7 @@ def _some(dataset: Dataset, limit: int) -> Dataset:
     )
 
 
-def _whole(
-    config: DataConfig, *, data_dir: str | None, seed: int
-) -> tuple[Dataset, Schema | None]:
+def _whole(config: DataConfig, *, data_dir: str | None, seed: int) -> tuple[Dataset, Schema | None]:
     if not config.is_table:
         return data.load(config.name, data_dir=data_dir, split=config.split, seed=seed), None
     path = Path(config.name)
