@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from covary.experiments import classification
 from covary.experiments.experiment import Experiment
 
-EXPERIMENTS: tuple[Experiment, ...] = ()
+EXPERIMENTS: tuple[Experiment, ...] = (*classification.EXPERIMENTS,)
 
 
 def names() -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ def reproduce(
     workshop: Workshop,
     *,
     results: Path,
+    only: Collection[str] = (),
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Measure every part of an experiment that was not measured before, and write the results.
@@ -30,20 +31,32 @@ def reproduce(
         scale: ``"smoke"``, ``"quick"`` or ``"paper"``.
         workshop: where networks are trained, and parts kept (``parts/`` in its folder).
         results: folder of the results, ``<name>.json``.
+        only: measure parts of these labels alone; others are in the results if they were measured
+            before, and named as missing if not.
         overwrite: replace results of a larger scale.
 
     Returns:
         What was written: parts with their metrics, and all that is needed to make them again.
     """
     store.check_replaceable(results, experiment.name, scale, overwrite=overwrite)
+    wanted = experiment.parts[scale]
+    labels = {part.label for part in wanted}
+    if not labels.issuperset(only):
+        raise ValueError(
+            f"{experiment.name} has parts {', '.join(sorted(labels))} at scale {scale}, got "
+            f"{', '.join(sorted(set(only) - labels))}."
+        )
     started = datetime.now(timezone.utc)
-    parts = []
-    for i, part in enumerate(experiment.parts[scale]):
+    parts, missing = [], []
+    for i, part in enumerate(wanted):
         name = f"{part.label}, seed {part.seed}" if part.label else f"seed {part.seed}"
         path = workshop.folder / "parts" / experiment.name / f"{_slug(part)}.json"
         found = store.known_part(path, part)
+        if found is None and only and part.label not in only:
+            missing.append({"label": part.label, "seed": part.seed})
+            continue
         workshop.say(
-            f"{experiment.name} ({scale}), part {i + 1} of {len(experiment.parts[scale])}: {name}"
+            f"{experiment.name} ({scale}), part {i + 1} of {len(wanted)}: {name}"
             + ("; measured before." if found else ".")
         )
         if found is None:
@@ -56,8 +69,9 @@ def reproduce(
         **environment(started),
         # Of all parts, be they measured now or before.
         "seconds": round(sum(part["seconds"] for part in parts), 1),
-        "seeds": sorted({part.seed for part in experiment.parts[scale]}),
+        "seeds": sorted({part["seed"] for part in parts}),
         "config": store.configuration(experiment, scale),
+        "missing": missing,
         "parts": [{key: part[key] for key in part if key != "settings"} for part in parts],
     }
     store.save(results, record)

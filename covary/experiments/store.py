@@ -12,7 +12,7 @@ from covary.experiments.experiment import SCALES, Experiment, Part
 from covary.training.checkpoint import write_atomically
 
 # Significant digits of what figures show; metrics keep all of theirs.
-_DIGITS = 5
+_DIGITS = 6
 
 
 class ResultError(ValueError):

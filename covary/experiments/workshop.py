@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from covary.runs import DataConfig, Run
+from covary.runs.directory import weights_digest
 from covary.runs.samples import load_data
 from covary.runs.training import resolve, train
 from covary.training import Display
+from covary.training.checkpoint import write_atomically
+from covary.training.log import without_nan
 
 Progress = Callable[[Sequence[Any], str], Iterator[Any]]
 
@@ -80,3 +84,25 @@ class Workshop:
             self.say(f"Training {network.name}, seed {seed}, into {run.path}.")
             train(config, dataset, run, resume=True, keep=network.keep, display=self.display())
         return run
+
+    def remembered(
+        self, run: Run, name: str, settings: Mapping[str, Any], measure: Callable[[], Any]
+    ) -> Any:
+        """What was measured of a trained network, in its folder; measured now if it was not.
+
+        Several experiments look at the same network in the same way.
+        """
+        path = run.path / "measured" / f"{name}.json"
+        key = {
+            "settings": json.loads(json.dumps(settings)),
+            "weights": weights_digest(run.network()),
+        }
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if found["key"] == key:
+                return found["measured"]
+        except (OSError, ValueError, KeyError):
+            pass  # not there, or cut short: measured again
+        measured = without_nan(measure())
+        write_atomically(path, json.dumps({"key": key, "measured": measured}).encode())
+        return measured

@@ -67,7 +67,7 @@ def measure(
         arrays["target" if y.is_floating_point() else "label"] = y.numpy()
         if not y.is_floating_point():
             wrong = arrays["mean"].argmax(1) != arrays["label"]
-    rows = _some_of_each(wrong, LAYER_SAMPLES, seed)
+    rows = some_of_each(wrong, LAYER_SAMPLES, seed)
     arrays["layer_entropy"] = np.full((len(x), len(layer_names(net))), np.nan, dtype=np.float32)
     chunks = np.array_split(rows, max(1, len(rows) // _BATCH))
     for some in progress(chunks, f"{name}, by layer") if progress else chunks:
@@ -110,7 +110,7 @@ def _measured(net: nn.Module, x: Tensor, held_out: HeldOut, classify: bool) -> d
     return found
 
 
-def _some_of_each(wrong: np.ndarray, count: int, seed: int) -> np.ndarray:
+def some_of_each(wrong: np.ndarray, count: int, seed: int) -> np.ndarray:
     """(k,) rows to look at closely: half of them wrong predictions if there are so many."""
     order = np.random.default_rng(seed).permutation(len(wrong))
     few = order[wrong[order]][: count // 2]

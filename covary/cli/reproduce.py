@@ -1,0 +1,147 @@
+"""``covary reproduce``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from covary.cli import common
+from covary.cli.common import DataDir, Debug, Json, quoted, reported, say
+from covary.training import Silent, terminal_or_lines
+
+if TYPE_CHECKING:
+    from covary.experiments import Experiment
+
+
+@reported
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="Experiments; see --list.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All of them, in order.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="Name them and stop.")] = False,
+    scale: Annotated[
+        str,
+        typer.Option(
+            "--scale",
+            help="smoke (seconds: does it run?), quick (minutes to hours) or paper (its sizes).",
+        ),
+    ] = "quick",
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", help="Measure only the parts of this label; repeat for several."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder of networks, kept parts and figures.")
+    ] = Path("runs/reproduce"),
+    results: Annotated[
+        Path, typer.Option("--results", help="Folder of the results, NAME.json.")
+    ] = Path("results"),
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace results of a larger scale.")
+    ] = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Reproduce a figure or table of the paper: from data to results and figure.
+
+    Results go to RESULTS/NAME.json and the figure, drawn from that file alone, to
+    OUT/SCALE/figures/. Networks that several experiments use are trained once. Whatever is cut
+    short goes on with the same command.
+
+    Examples:
+
+    - `covary reproduce --list`
+    - `covary reproduce mechanism --scale paper`
+    - `covary reproduce mnist-relu ood-notmnist --scale quick --results trial`
+    - `covary reproduce --all --scale smoke --results /tmp/smoke`
+    """
+    # Not at the top: `covary --help` can do without.
+    from covary import experiments
+
+    if listed:
+        _list(experiments.EXPERIMENTS, results, as_json=as_json)
+        return
+    with common.wrong_use():
+        if every and names:
+            raise ValueError("--all is all of them: name none beside it.")
+        if not every and not names:
+            raise ValueError("Which experiment? Name one or more (--list has them), or say --all.")
+        if scale not in experiments.SCALES:
+            raise ValueError(f"Scales are {', '.join(experiments.SCALES)}; got {scale!r}.")
+        chosen = [experiments.get(name) for name in (experiments.names() if every else names or ())]
+    workshop = experiments.Workshop(
+        folder=out / scale,
+        data_dir=data_dir,
+        display=lambda: Silent() if as_json else terminal_or_lines(common.voice),
+        progress=common.progress,
+        say=say,
+    )
+    records = []
+    for experiment in chosen:
+        record = experiments.reproduce(
+            experiment, scale, workshop, results=results, only=only or (), overwrite=overwrite
+        )
+        records.append(record)
+        if not as_json:
+            _show(experiment, record)
+        _draw(record, out / scale / "figures")
+        say(f"Written to {results / experiment.name}.json.")
+    if as_json:
+        common.show_json(records)
+        return
+    say(f"The whole comparison: covary report --reproduction --results {quoted(results)}.")
+
+
+def _list(known: Sequence[Experiment], results: Path, *, as_json: bool) -> None:
+    from covary.experiments import load
+
+    rows: list[dict[str, str]] = []
+    for experiment in known:
+        record = load(results, experiment.name)
+        rows.append(
+            {
+                "name": experiment.name,
+                "paper": experiment.paper,
+                "title": experiment.title,
+                "scale": record["scale"] if record else "none yet",
+                "verdict": (record and experiment.verdict(record["parts"])) or "",
+            }
+        )
+    if as_json:
+        common.show_json(rows)
+        return
+    common.show_table(
+        f"Experiments, and what {results} has of them",
+        ["name", "in the paper", "results", "verdict"],
+        [[row[key] for key in ("name", "paper", "scale", "verdict")] for row in rows],
+        left=4,
+    )
+
+
+def _show(experiment: Experiment, record: Mapping[str, Any]) -> None:
+    from covary.report.reproduction.words import bounds, spread
+
+    parts = record["parts"]
+    common.results.print(f"{experiment.name} at scale {record['scale']}: {experiment.title}")
+    for claim in experiment.claims:
+        verdict = claim.verdict(parts) or "not measured"
+        common.results.print(
+            f"- {claim.says}\n  {verdict}: {spread(claim.values(parts))}; counts if "
+            f"{bounds(claim)}" + (f"; published: {claim.published}" if claim.published else ""),
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _draw(record: Mapping[str, Any], folder: Path) -> None:
+    from covary.report.reproduction import draw
+
+    drawn = draw(record, folder)
+    if drawn is not None:
+        say(f"The figure is {drawn}.")

@@ -1,0 +1,60 @@
+"""The networks that several experiments look at, as data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from covary.experiments.workshop import Network
+
+# Epochs at which a network is looked at: close together where it changes fast.
+WATCHED = {
+    "smoke": (1, 2, 3),
+    "quick": (1, 2, 3, 5, 8, 12),
+    "paper": (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 35, 40, 45, 50),
+}
+WATCHED_LIF = WATCHED | {"quick": (1, 2, 3, 5, 6), "paper": tuple(range(1, 16))}
+WATCHED_CIFAR = WATCHED | {
+    "quick": tuple(range(1, 13)),
+    "paper": (1, 2, 3, 5, 8, 12, 16, 20, 25, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120),
+}
+_LIMIT = {"smoke": 128, "quick": 0, "paper": 0}
+
+
+def mnist(scale: str, activation: str, covariance: str, *, noise: float | None = None) -> Network:
+    """The paper's fully connected network; presets of MNIST have its widths, noise and rates."""
+    watched = (WATCHED_LIF if activation == "lif" else WATCHED)[scale]
+    settings: dict[str, Any] = {"activation": activation, "covariance": covariance}
+    name = f"mnist-{activation}-{covariance}"
+    if noise is not None:
+        settings["noise"], name = (noise,), f"mnist-{activation}-noise-{noise:g}"
+    return Network(
+        name=name,
+        data="mnist",
+        settings=settings | {"epochs": watched[-1]},
+        keep=watched,
+        limit=_LIMIT[scale],
+    )
+
+
+def cifar10(scale: str, activation: str, covariance: str) -> Network:
+    """The paper's mixed network: ten convolutions of VGG13, then moments 64-32-10."""
+    watched = WATCHED_CIFAR[scale]
+    settings: dict[str, Any] = {
+        "trunk": "vgg13",
+        "activation": activation,
+        "covariance": covariance,
+        "epochs": watched[-1],
+    }
+    return Network(
+        name=f"cifar10-{activation}-{covariance}",
+        data="cifar10",
+        settings=settings,
+        keep=watched,
+        limit=_LIMIT[scale] // 2,
+        augment=True,
+    )
+
+
+def plain(scale: str) -> Network:
+    """The ordinary ReLU network of the same widths: without noise there is no variance."""
+    return mnist(scale, "relu", "diagonal", noise=0.0)

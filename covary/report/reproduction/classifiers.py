@@ -1,0 +1,199 @@
+"""Figures of classifiers through training: the paper's four panels, and two networks compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from covary.report.drawing import BLUE, ORANGE, PURPLE, SLATE, TEAL, Drawing, swatch
+from covary.report.reproduction.layout import Record, composed, letter, panels
+
+RIGHT, WRONG = TEAL, ORANGE
+_COLOURS = (BLUE, PURPLE, SLATE)
+
+
+@composed
+def four_panels(record: Record) -> Drawing:
+    """Accuracy and entropy; the last two layers; separability by layer, and against accuracy."""
+    parts = record["parts"]
+    figure, (top, last, layers, against) = panels(2, 2)
+    _training(top, parts)
+    _last_two(last, parts[0])
+    _by_layer(layers, parts)
+    _against_accuracy(against, parts)
+    numbers = [part["metrics"] for part in parts]
+    return Drawing(
+        name=record["experiment"],
+        alt=f"Accuracy reaches {_range(numbers, 'accuracy')}; separability at the output is "
+        f"{_range(numbers, 'separability')}; R squared of separability against accuracy is "
+        f"{_range(numbers, 'r_squared')}.",
+        caption="a: test accuracy through training, one line for each network, and entropy of the "
+        f"output for right and wrong predictions ({_named(parts[0])}; bands are half a standard "
+        "deviation over inputs). b: entropy in the last two layers of that network at the end. "
+        "c: separability of wrong from right predictions by layer. d: separability at the output "
+        "against accuracy, one point for each epoch that was looked at, with lines of regression.",
+        figure=figure,
+    )
+
+
+def _training(axes: Axes, parts: Sequence[Record]) -> None:
+    letter(axes, "a", "through training")
+    lines = axes.twinx()
+    for part, colour in zip(parts, _cycled(parts), strict=True):
+        lines.plot(part["series"]["epochs"], part["series"]["accuracy"], color=colour, lw=1.1)
+    lines.set_ylabel("test accuracy (lines)")
+    lines.grid(visible=False)
+    lines.spines["right"].set_visible(True)
+    series = parts[0]["series"]
+    for key, colour in (("entropy_right", RIGHT), ("entropy_wrong", WRONG)):
+        known = np.array([[np.nan if one is None else one for one in pair] for pair in series[key]])
+        axes.plot(series["epochs"], known[:, 0], color=colour, ls="--")
+        low, high = known[:, 0] - known[:, 1] / 2, known[:, 0] + known[:, 1] / 2
+        axes.fill_between(series["epochs"], low, high, color=colour, alpha=0.18, lw=0)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("entropy (nats, dashed)")
+    if series["epochs"][-1] >= 20:
+        axes.set_xscale("log")
+        ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100) if tick <= series["epochs"][-1]]
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.minorticks_off()
+    axes.legend(handles=[swatch("right", RIGHT, "--"), swatch("wrong", WRONG, "--")], loc="best")
+
+
+def _last_two(axes: Axes, part: Record) -> None:
+    letter(axes, "b", "entropy in the last two layers")
+    found = part["series"]["last_two"]
+    for place, (_, histogram) in enumerate(found.items()):
+        edges = np.array(histogram["edges"])
+        if edges.size == 0:
+            continue
+        # In units of its own: layers differ in how many units they have.
+        centre = (edges[:-1] + edges[1:]) / 2
+        everything = np.array(histogram["shares"]["right"])
+        mean = float(centre @ everything)
+        spread = float(np.sqrt((centre - mean) ** 2 @ everything)) or 1.0
+        for name, colour in (("right", RIGHT), ("wrong", WRONG)):
+            shares = np.array(histogram["shares"][name])
+            top = max(max(each) for each in histogram["shares"].values())
+            axes.fill_between(
+                (centre - mean) / spread,
+                place,
+                place + 0.85 * shares / top,
+                color=colour,
+                alpha=0.4,
+                step="mid",
+                lw=0.8,
+            )
+    axes.set_yticks(range(len(found)), list(found), va="bottom")
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("entropy, in deviations of right predictions")
+    axes.set_xlim(-4, 8)
+    axes.legend(handles=[swatch("right", RIGHT), swatch("wrong", WRONG)], loc="upper right")
+
+
+def _by_layer(axes: Axes, parts: Sequence[Record]) -> None:
+    letter(axes, "c", "separability by layer")
+    for part, colour in zip(parts, _cycled(parts), strict=True):
+        values = part["series"]["separability_by_layer"]
+        axes.plot(range(1, len(values) + 1), values, color=colour, marker="o", ms=3.5)
+    count = len(parts[0]["series"]["layers"])
+    axes.set_xticks(range(1, count + 1), [*map(str, range(1, count)), "output"])
+    axes.axhline(0, color=SLATE, lw=0.7)
+    axes.set_xlabel("layer")
+    axes.set_ylabel("separability, wrong and right")
+    _legend(axes, parts)
+
+
+def _against_accuracy(axes: Axes, parts: Sequence[Record]) -> None:
+    letter(axes, "d", "separability and accuracy")
+    for part, colour in zip(parts, _cycled(parts), strict=True):
+        series = part["series"]
+        accuracy = np.array(series["accuracy"])
+        values = [np.nan if one is None else one for one in series["separability"]]
+        axes.plot(accuracy, values, "o", color=colour, ms=3, alpha=0.8)
+        slope, intercept = series["fit"]
+        if slope is not None:
+            ends = np.array([accuracy.min(), accuracy.max()])
+            axes.plot(ends, slope * ends + intercept, color=colour, ls="--", lw=1)
+    axes.set_xlabel("test accuracy")
+    axes.set_ylabel("separability at the output")
+
+
+def _legend(axes: Axes, parts: Sequence[Record]) -> None:
+    labels = dict(zip([part["label"] for part in parts], _cycled(parts), strict=True))
+    if len(labels) > 1:
+        axes.legend(handles=[swatch(label, colour) for label, colour in labels.items()], loc="best")
+
+
+def _cycled(parts: Sequence[Record]) -> list[str]:
+    """A colour for each label."""
+    labels = list(dict.fromkeys(part["label"] for part in parts))
+    return [_COLOURS[labels.index(part["label"]) % len(_COLOURS)] for part in parts]
+
+
+def _named(part: Record) -> str:
+    return f"{part['label']}, seed {part['seed']}" if part["label"] else f"seed {part['seed']}"
+
+
+def _range(numbers: Sequence[Mapping[str, float | None]], key: str) -> str:
+    known = [value for one in numbers if (value := one.get(key)) is not None]
+    if not known:
+        return "undefined"
+    low, high = f"{min(known):.3g}", f"{max(known):.3g}"
+    return low if low == high else f"{low} to {high}"
+
+
+@composed
+def with_and_without(record: Record) -> Drawing:
+    """Accuracy through training and separability by layer, with correlations and without."""
+    labels = list(dict.fromkeys(part["label"] for part in record["parts"]))
+    figure, axes = panels(2, len(labels), height=5.2, width=7.4 if len(labels) > 1 else 4.9)
+    kinds = {"with": BLUE, "without": ORANGE}
+    for column, label in enumerate(labels):
+        accuracy, separability = axes[column], axes[len(labels) + column]
+        letter(accuracy, "a", f"{label}: accuracy")
+        letter(separability, "b", f"{label}: separability")
+        for part in (each for each in record["parts"] if each["label"] == label):
+            for kind, colour in kinds.items():
+                series = part["series"][kind]
+                accuracy.plot(series["epochs"], series["accuracy"], color=colour, lw=1.1)
+                values = series["separability_by_layer"]
+                places = range(1, len(values) + 1)
+                separability.plot(places, values, color=colour, marker="o", ms=3.5)
+        count = len(series["layers"])
+        separability.set_xticks(range(1, count + 1), [*map(str, range(1, count)), "output"])
+        separability.set_xlabel("layer")
+        separability.set_ylabel("separability, wrong and right")
+        accuracy.set_xlabel("epoch")
+        accuracy.set_ylabel("test accuracy")
+        handles = [swatch(f"{kind} correlations", colour) for kind, colour in kinds.items()]
+        accuracy.legend(handles=handles, loc="lower right")
+    numbers = [part["metrics"] for part in record["parts"]]
+    return Drawing(
+        name=record["experiment"],
+        alt=f"Accuracy without correlations is {_range(numbers, 'accuracy_without')}, with them "
+        f"{_range(numbers, 'accuracy_with')}; separability is "
+        f"{_range(numbers, 'separability_without')} and {_range(numbers, 'separability_with')}.",
+        caption="a: test accuracy through training. b: separability of wrong from right "
+        "predictions by layer, at the end. One line for each network.",
+        figure=figure,
+    )
+
+
+FIGURES: dict[str, Callable[[Record], Drawing]] = {
+    **dict.fromkeys(
+        (
+            "mnist-relu",
+            "mnist-heaviside",
+            "mnist-lif",
+            "cifar10-relu",
+            "cifar10-heaviside",
+            "shared-mnist",
+            "shared-cifar10",
+        ),
+        four_panels,
+    ),
+    "correlation": with_and_without,
+}

@@ -1,0 +1,216 @@
+"""Figures of trained networks: foreign inputs, attacks, and the stochastic network in time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.gridspec import GridSpec
+
+from covary.report.drawing import BLUE, ORANGE, PURPLE, SLATE, TEAL, Drawing, swatch
+from covary.report.reproduction.layout import (
+    Record,
+    blank,
+    composed,
+    letter,
+    panels,
+    plain_ticks,
+)
+
+_GROUPS = {"right": TEAL, "wrong": ORANGE, "foreign": PURPLE}
+_INDICATORS = {"entropy": "entropy (nats)", "msp": "1 - MSP", "se": "softmax entropy (nats)"}
+_PAIRS = {
+    "wrong_right": "wrong\nright",
+    "foreign_right": "foreign\nright",
+    "foreign_wrong": "foreign\nwrong",
+}
+_BARS = {"entropy": BLUE, "msp": ORANGE, "se": SLATE}
+
+
+@composed
+def foreign(record: Record) -> Drawing:
+    """Distributions of three indicators, their separabilities and AUROC."""
+    parts = record["parts"]
+    figure, axes = panels(2, 3, height=5.2)
+    for place, (name, words) in enumerate(_INDICATORS.items()):
+        _distribution(axes[place], parts[0]["series"]["histograms"][name], words)
+    letter(axes[0], "a", "distributions")
+    letter(axes[3], "b", "separability")
+    letter(axes[4], "", "AUROC (ours)")
+    _bars(axes[3], parts, "separability", "separability")
+    _bars(axes[4], parts, "auroc", "AUROC")
+    axes[4].axhline(0.5, color=SLATE, lw=0.8, ls=":")
+    axes[5].axis("off")
+    handles = [swatch(name, colour) for name, colour in _GROUPS.items()]
+    handles += [
+        swatch(name.upper() if name != "entropy" else name, colour, marker="s", dash="")
+        for name, colour in _BARS.items()
+    ]
+    axes[5].legend(handles=handles, loc="center left", title="inputs, indicators")
+    first = parts[0]["metrics"]
+    return Drawing(
+        name=record["experiment"],
+        alt="Separability of foreign from right inputs (first network): "
+        + ", ".join(
+            f"{name} {first[f'separability_foreign_right_{name}']:.3g}" for name in _INDICATORS
+        )
+        + ".",
+        caption="a: distributions of the three indicators over right and wrong predictions and "
+        "foreign inputs (first network). b: separability of pairs of these groups, and AUROC; "
+        "bars are averages over networks, points are networks. Above 0 (0.5 for AUROC), the first "
+        "of the two groups is the less certain one.",
+        figure=figure,
+    )
+
+
+def _distribution(axes: Axes, histogram: Record, words: str) -> None:
+    edges = histogram["edges"]
+    for name, colour in _GROUPS.items():
+        axes.stairs(histogram["shares"][name], edges, color=colour, lw=1.2)
+    axes.set_xlabel(words)
+    axes.set_ylabel("share of inputs")
+    axes.set_yscale("log")
+    plain_ticks(axes, "y")
+
+
+def _bars(axes: Axes, parts: list[Record], key: str, words: str) -> None:
+    for shift, (name, colour) in enumerate(_BARS.items()):
+        for place, pair in enumerate(_PAIRS):
+            values = [part["metrics"][f"{key}_{pair}_{name}"] for part in parts]
+            known = [value for value in values if value is not None]
+            where = place + (shift - 1) * 0.26
+            if known:
+                axes.bar(where, np.mean(known), 0.24, color=colour, alpha=0.55)
+                axes.plot([where] * len(known), known, ".", color=colour, ms=4)
+    axes.set_xticks(range(len(_PAIRS)), list(_PAIRS.values()))
+    axes.axhline(0, color=SLATE, lw=0.7)
+    axes.set_ylabel(words)
+
+
+_LINES = {
+    "relu ann": ("ReLU ANN", SLATE, "-"),
+    "heaviside mnn": ("Heaviside MNN", BLUE, "-"),
+    "without first noises": ("the same, sigma_1 = sigma_2 = 0", TEAL, "-"),
+    "without first noises, transferred": ("that, by transfer (ours)", ORANGE, "--"),
+}
+
+
+@composed
+def attacks(record: Record) -> Drawing:
+    """Accuracy against epsilon, and box plots of entropy."""
+    parts = record["parts"]
+    figure, (accuracy, entropy) = panels(1, 2, height=3.4)
+    letter(accuracy, "c", "accuracy under FGSM")
+    letter(entropy, "d", "entropy of the Heaviside MNN")
+    for key, (_, colour, dash) in _LINES.items():
+        for part in parts:
+            series = part["series"]
+            accuracy.plot(
+                series["epsilons"],
+                series["accuracy"][key],
+                color=colour,
+                ls=dash,
+                lw=1.2,
+                marker="o",
+                ms=2.5,
+            )
+    accuracy.set_ylim(0, 1.02)
+    accuracy.set_xlabel("epsilon (parts of a pixel's range)")
+    accuracy.set_ylabel("test accuracy")
+    handles = [swatch(words, colour, dash) for words, colour, dash in _LINES.values()]
+    accuracy.legend(handles=handles, loc="center left", bbox_to_anchor=(0.0, 0.36), fontsize=7.5)
+    series = parts[0]["series"]
+    boxes = [
+        {
+            "whislo": box[0],
+            "q1": box[1],
+            "med": box[2],
+            "q3": box[3],
+            "whishi": box[4],
+            "label": f"{epsilon:g}",
+        }
+        for epsilon, box in zip(series["epsilons"], series["entropy"], strict=True)
+        if None not in box
+    ]
+    entropy.bxp(
+        boxes,
+        showfliers=False,
+        medianprops={"color": ORANGE},
+        boxprops={"color": BLUE},
+        whiskerprops={"color": SLATE},
+        capprops={"color": SLATE},
+    )
+    entropy.set_xlabel("epsilon")
+    entropy.set_ylabel("entropy (nats)")
+    first = parts[0]["metrics"]
+    return Drawing(
+        name=record["experiment"],
+        alt=f"At the largest epsilon the Heaviside network has accuracy "
+        f"{first['accuracy_attacked']:.3g}, without its first noises "
+        f"{first['accuracy_defended_attacked']:.3g}, and by transfer "
+        f"{first['accuracy_defended_transferred']:.3g}.",
+        caption="c: test accuracy under FGSM, one line for each seed. Dashed: inputs made on the "
+        "network as trained, given to the one without its first two noises. d: entropy of the "
+        "output under attack (first seed); box: quartiles, whiskers: 5% and 95%, orange: median.",
+        figure=figure,
+    )
+
+
+@composed
+def stochastic(record: Record) -> Drawing:
+    """The input, the network in time, and moments beside what was sampled."""
+    series = record["parts"][0]["series"]
+    figure = blank()
+    grid = GridSpec(2, 6, figure=figure)
+    image = figure.add_subplot(grid[0, :2])
+    letter(image, "a", "input")
+    image.imshow(np.array(series["input"]), cmap="gray_r")
+    image.set_axis_off()
+    trace = figure.add_subplot(grid[0, 2:4])
+    output = list(series["traces"])[-1]
+    letter(trace, "b", "output in time")
+    for values in series["traces"][output]:
+        trace.plot(series["times"], values, lw=0.8)
+    trace.set_xlabel("time (time constants)")
+    trace.set_ylabel("state")
+    moments = figure.add_subplot(grid[0, 4:])
+    letter(moments, "c", "mean, variance")
+    for key, colour, marker in (("mean", BLUE, "o"), ("variance", ORANGE, "s")):
+        moments.plot(series[f"sampled_{key}"], series[key], marker, color=colour, ms=4, label=key)
+    low = min(*series["sampled_mean"], *series["sampled_variance"])
+    high = max(*series["sampled_mean"], *series["sampled_variance"])
+    moments.plot([low, high], [low, high], color=SLATE, lw=0.8, ls="--")
+    moments.set_xlabel("sampled")
+    moments.set_ylabel("moments")
+    moments.legend(loc="upper left")
+    limit = float(np.abs(series["sampled_covariance"]).max())
+    for place, (key, words) in enumerate(
+        (("covariance", "moments"), ("sampled_covariance", "sampled"))
+    ):
+        axes = figure.add_subplot(grid[1, 3 * place : 3 * place + 3])
+        letter(axes, "d" if place == 0 else "", f"covariance, {words}")
+        shown = axes.imshow(np.array(series[key]), cmap="RdBu_r", vmin=-limit, vmax=limit)
+        axes.grid(visible=False)
+        axes.set_xlabel("output")
+        figure.colorbar(shown, ax=axes, shrink=0.85)
+    first = record["parts"][0]["metrics"]
+    return Drawing(
+        name=record["experiment"],
+        alt=f"Relative errors of the output: mean {first['mean_error_steady']:.2g}, covariance "
+        f"{first['covariance_error_steady']:.2g} against the steady state, "
+        f"{first['covariance_error_ou-1']:.2g} against the network in time.",
+        caption="a: a test digit. b: outputs of the stochastic network with equal time constants, "
+        "Eq. (stoc_network). c: mean and variance of each output, moments against draws of the "
+        "steady state. d: covariance of the output, the same scale of colours in both.",
+        figure=figure,
+    )
+
+
+FIGURES: dict[str, Callable[[Record], Drawing]] = {
+    "ood-notmnist": foreign,
+    "shared-ood": foreign,
+    "fgsm": attacks,
+    "network-relu": stochastic,
+    "network-heaviside": stochastic,
+}
