@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from covary import activations
 from covary.activations import LIF, MomentActivation
@@ -144,11 +144,7 @@ def lenet(input_shape: Sequence[int]) -> nn.Sequential:
         >>> lenet((1, 28, 28))(torch.zeros(2, 1, 28, 28)).shape
         torch.Size([2, 1568])
     """
-    if len(input_shape) != 3 or min(input_shape[1:]) < 4:
-        raise ValueError(
-            "A convolutional trunk needs images of shape (channels, height, width), 4 x 4 pixels "
-            f"at least, got inputs of shape {tuple(input_shape)}."
-        )
+    _check_images(input_shape, least=4)
     return nn.Sequential(
         nn.Conv2d(input_shape[0], 16, 5, padding=2),
         nn.ReLU(),
@@ -158,6 +154,80 @@ def lenet(input_shape: Sequence[int]) -> nn.Sequential:
         nn.MaxPool2d(2),
         nn.Flatten(),
     )
+
+
+def lenet5(input_shape: Sequence[int]) -> nn.Sequential:
+    """The convolutions of the modified LeNet5 that networks of variances are compared on.
+
+    As in variance back-propagation (Haussmann, Hamprecht and Kandemir, UAI 2019): two 5 x 5
+    convolutions with a stride of 2 in place of pooling, each followed by ReLU; 20 and 50 channels
+    for grey images, 192 and 192 for those in colour. A hidden layer of 500 or 1000 units follows
+    there, which is to have moments here. What comes out is flat.
+
+    Examples:
+        >>> import torch
+        >>> lenet5((1, 28, 28))(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 800])
+        >>> lenet5((3, 32, 32))(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 4800])
+    """
+    _check_images(input_shape, least=13)
+    channels = input_shape[0]
+    first, second = (20, 50) if channels == 1 else (192, 192)
+    return nn.Sequential(
+        ChannelsLast(),
+        nn.Conv2d(channels, first, 5, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(first, second, 5, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+    )
+
+
+def vgg13(input_shape: Sequence[int]) -> nn.Sequential:
+    """The ten convolutions of VGG13 (Simonyan and Zisserman, 2014) with batch norm, as a trunk.
+
+    3 x 3 convolutions, each followed by batch norm and ReLU: two each of 64, 128, 256, 512 and 512
+    channels, with 2 x 2 max-pooling behind each pair. What comes out is flat,
+    (B, 512 * (H // 32) * (W // 32)).
+
+    Examples:
+        >>> import torch
+        >>> vgg13((3, 32, 32)).eval()(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 512])
+    """
+    _check_images(input_shape, least=32)
+    layers: list[nn.Module] = [ChannelsLast()]
+    before = input_shape[0]
+    for channels in (64, 128, 256, 512, 512):
+        for _ in range(2):
+            # Batch norm would take a bias away again.
+            convolution = nn.Conv2d(before, channels, 3, padding=1, bias=False)
+            layers += [convolution, nn.BatchNorm2d(channels), nn.ReLU()]
+            before = channels
+        layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, nn.Flatten())
+
+
+class ChannelsLast(nn.Module):
+    """The same images (B, C, H, W), the channels of a pixel side by side in memory.
+
+    Layers behind it keep that order, in which convolutions are faster. Weights stay as they are:
+    the fused optimizers take parameters and their own state in the order of the memory, and that
+    state comes back from a checkpoint in the usual one.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C, H, W)."""
+        return x.contiguous(memory_format=torch.channels_last)
+
+
+def _check_images(shape: Sequence[int], *, least: int) -> None:
+    if len(shape) != 3 or min(shape[1:]) < least:
+        raise ValueError(
+            f"This trunk needs images of shape (channels, height, width), {least} x {least} pixels "
+            f"at least, got inputs of shape {tuple(shape)}."
+        )
 
 
 def with_covariance(net: Network, covariance: str, *, exact_width: int | None = None) -> Network:

@@ -146,10 +146,28 @@ def evaluate(
 
 @reported
 def report(
-    run: RunPath,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The page.", show_default="RUN/report.html")
+    run: Annotated[
+        Path | None, typer.Argument(metavar="RUN", help="Folder of a trained run.")
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="The page.",
+            show_default="RUN/report.html, or runs/reproduction.html",
+        ),
+    ] = None,
+    reproduction: Annotated[
+        bool, typer.Option("--reproduction", help="The paper beside what covary reproduce gave.")
+    ] = False,
+    results: Annotated[
+        Path, typer.Option("--results", help="With --reproduction: folder of the results.")
+    ] = Path("results"),
+    markdown: Annotated[
+        Path,
+        typer.Option("--markdown", help="With --reproduction: the page as Markdown, too."),
+    ] = Path("docs/reproduction.md"),
     seed: Seed = 0,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -160,10 +178,21 @@ def report(
     Figures also go to the folder figures/ beside it, as PNG and SVG. A run that was not evaluated
     since it was trained is evaluated first, on its test data.
 
-    Example:
+    With --reproduction and no run: every figure and table of the paper beside ours, as a page of
+    HTML that holds its figures, and as Markdown with figures beside it.
+
+    Examples:
 
     - `covary report runs/mnist`
+    - `covary report --reproduction`
+    - `covary report --reproduction --results trial --markdown trial/reproduction.md`
     """
+    with common.wrong_use():
+        if (run is None) != reproduction:
+            raise ValueError("A report is of a run (covary report RUN), or of --reproduction.")
+    if run is None:
+        _report_reproduction(results, markdown, out or Path("runs/reproduction.html"), as_json)
+        return
     from covary.report import write
 
     Run(run).config()  # a folder that holds no run is said to be none, not to lack an evaluation
@@ -175,6 +204,16 @@ def report(
         common.show_json({"report": str(page)})
         return
     say(f"The report is {page}. Open it in a browser: {page.resolve().as_uri()}")
+
+
+def _report_reproduction(results: Path, markdown: Path, page: Path, as_json: bool) -> None:
+    from covary.report import write_reproduction
+
+    write_reproduction(results, markdown=markdown, html=page)
+    if as_json:
+        common.show_json({"report": str(page), "markdown": str(markdown)})
+        return
+    say(f"The page is {markdown}, and as HTML {page}: {page.resolve().as_uri()}")
 
 
 def _show_scores(by_part: dict[str, dict[str, dict[str, float | None]]]) -> None:

@@ -109,7 +109,7 @@ def _list(known: Sequence[Experiment], results: Path, *, as_json: bool) -> None:
                 "paper": experiment.paper,
                 "title": experiment.title,
                 "scale": record["scale"] if record else "none yet",
-                "verdict": (record and experiment.verdict(record["parts"])) or "",
+                "verdict": experiment.verdict(record) if record else "",
             }
         )
     if as_json:
@@ -130,6 +130,8 @@ def _show(experiment: Experiment, record: Mapping[str, Any]) -> None:
     common.results.print(f"{experiment.name} at scale {record['scale']}: {experiment.title}")
     for claim in experiment.claims:
         verdict = claim.verdict(parts) or "not measured"
+        if record["scale"] == "smoke":
+            verdict = "not judged"
         common.results.print(
             f"- {claim.says}\n  {verdict}: {spread(claim.values(parts))}; counts if "
             f"{bounds(claim)}" + (f"; published: {claim.published}" if claim.published else ""),

@@ -186,8 +186,8 @@ def swatch(label: str, colour: str, dash: str = "-", marker: str = "") -> Line2D
     return entry
 
 
-def save(drawing: Drawing, folder: Path) -> None:
-    """Write ``<name>.png`` and ``<name>.svg`` on white."""
+def save(drawing: Drawing, folder: Path, *, svg: bool = True) -> None:
+    """Write ``<name>.png`` and, if wanted, ``<name>.svg`` on white."""
     folder.mkdir(parents=True, exist_ok=True)
     with house_style():
         drawing.figure.savefig(
@@ -196,6 +196,8 @@ def save(drawing: Drawing, folder: Path) -> None:
             facecolor="white",
             bbox_inches=drawing.figure.bbox_inches.padded(0.12),
         )
+    if not svg:
+        return
     head, body = _split(drawing.svg)
     white = '<rect width="100%" height="100%" fill="#ffffff"/>'
     (folder / f"{drawing.name}.svg").write_text(f"{head}{white}{body}", encoding="utf-8")

@@ -30,7 +30,7 @@ _FOR_TABLES = (
     "encoding",
     "delimiter",
 )
-TRUNKS = {"lenet": models.lenet}
+TRUNKS = {"lenet": models.lenet, "lenet5": models.lenet5, "vgg13": models.vgg13}
 # Not "shared": samples would depend on their neighbours.
 PER_SAMPLE = ("full", "tracked", "diagonal")
 PRECISIONS = ("32-true", "64-true", "16-mixed", "bf16-mixed")
@@ -108,8 +108,8 @@ class ModelConfig:
 
     Attributes:
         hidden: units of the hidden layers.
-        trunk: ``"lenet"`` for a convolutional trunk of ordinary layers before the first moments (a
-            mixed network), or none.
+        trunk: ``"lenet"``, ``"lenet5"`` or ``"vgg13"`` for a convolutional trunk of ordinary layers
+            before the first moments (a mixed network), or none.
         activation: a name of ``covary.activations``.
         noise: sigma of the input and of each hidden layer, or one for all.
         covariance: how it is held in training; evaluation always has one per sample.

@@ -64,18 +64,31 @@ PRESETS: dict[str, dict[str, Any]] = {
 _IMAGES = {"hidden": (256, 128, 64), "epochs": 50, "lr": 5e-4, "weight_decay": 1e-3}
 # What is left to do behind convolutions.
 _BEHIND_A_TRUNK = (128, 64, 32)
+# From the paper's appendix, for CIFAR-10; it goes with random crops and flips.
+_PAPER_VGG13 = {
+    "hidden": (64, 32),
+    "noise": (0.4472136,),
+    "epochs": 120,
+    "lr": 5e-4,
+    "weight_decay": 1e-3,
+    "schedule": "cooldown",
+}
+# The hidden layer of the modified LeNet5.
+_BEHIND_LENET5_GREY, _BEHIND_LENET5_COLOUR = (500,), (1000,)
 _TABLE = {"hidden": (64, 32), "epochs": 50, "lr": 1e-3, "weight_decay": 1e-4}
 _LARGE_TABLE = _TABLE | {"epochs": 5, "batch_size": 1024}
 _ROWS_OF_A_LARGE_TABLE = 100_000
 
 
 def preset(
-    dataset: Dataset, *, published_splits: bool, trunk: bool = False, spiking: bool = False
+    dataset: Dataset, *, published_splits: bool, trunk: str = "", spiking: bool = False
 ) -> dict[str, Any]:
     """Settings of the model and of training for these data, by name."""
     if trunk:
         plain = preset(dataset, published_splits=published_splits, spiking=spiking)
-        return plain | {"hidden": _BEHIND_A_TRUNK}
+        # Spiking neurons have noise of their own, behind whatever trunk.
+        noise = {"noise": plain["noise"]} if spiking else {}
+        return plain | _behind(trunk, dataset) | noise
     if spiking:
         usual = preset(dataset, published_splits=published_splits)
         if usual is _PAPER_IMAGES:
@@ -88,3 +101,13 @@ def preset(
     if dataset.is_image:
         return _IMAGES
     return _LARGE_TABLE if len(dataset.x) >= _ROWS_OF_A_LARGE_TABLE else _TABLE
+
+
+def _behind(trunk: str, dataset: Dataset) -> dict[str, Any]:
+    """What is not as it would be without this trunk."""
+    if trunk == "vgg13":
+        return _PAPER_VGG13
+    if trunk == "lenet5":
+        grey = dataset.x.shape[1] == 1
+        return {"hidden": _BEHIND_LENET5_GREY if grey else _BEHIND_LENET5_COLOUR}
+    return {"hidden": _BEHIND_A_TRUNK}

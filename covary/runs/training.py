@@ -55,7 +55,7 @@ def resolve(config: DataConfig, dataset: Dataset, chosen: dict[str, Any]) -> Run
     usual = preset(
         dataset,
         published_splits=_is_uci(config.name),
-        trunk=bool(chosen.get("trunk")),
+        trunk=chosen.get("trunk", ""),
         spiking=activations.get(chosen.get("activation", "relu")).neuron is not None,
     )
     values = usual | chosen

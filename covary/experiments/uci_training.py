@@ -1,0 +1,329 @@
+"""Regression on the published splits of small UCI sets: many small networks, trained at once.
+
+A step of ``covary.replicas`` is general; what is here is one kind of network with its step written
+out, in a third of the time. SMUC makes that short: variances are constants to the gradient, so the
+gradient of a moment network is that of a conventional one with the gain in place of the slope.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+import covary
+from covary import activations, data
+from covary.covariance import Full
+from covary.estimators.folds import Part as Rows
+from covary.estimators.folds import cross_validation, one_part
+from covary.estimators.standardized import Standardized
+from covary.models import noise_of
+from covary.moments import Moments
+from covary.replicas import ReplicaBatches
+from covary.training import TrainingConfig, fit
+from covary.uncertainty.fidelity import gathered
+
+# Networks that are trained at once: more of them and their numbers fall out of the cache, fewer and
+# a step is all overhead.
+TOGETHER = 40
+# Numbers in the covariances of samples that are predicted at a time.
+_NUMBERS_AT_A_TIME = 2**21
+
+
+class _ReluMean(torch.autograd.Function):
+    """E[relu(x)] for x ~ N(mu, sigma^2); sigma is a constant to the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, mu: Tensor, sigma: Tensor) -> Tensor:
+        z = mu / sigma
+        gain = torch.special.ndtr(z)
+        ctx.save_for_backward(gain)
+        density = z.square_().mul_(-0.5).exp_()
+        return torch.addcmul(mu * gain, density, sigma / math.sqrt(2 * math.pi))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (gain,) = ctx.saved_tensors
+        return grad * gain, None
+
+
+class _HeavisideMean(torch.autograd.Function):
+    """P(x > 0) for x ~ N(mu, sigma^2); sigma is a constant to the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, mu: Tensor, sigma: Tensor) -> Tensor:
+        z = mu / sigma
+        mean = torch.special.ndtr(z)
+        density = z.square_().mul_(-0.5).exp_()
+        ctx.save_for_backward(density.mul_(1 / (sigma * math.sqrt(2 * math.pi))))
+        return mean
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (gain,) = ctx.saved_tensors
+        return grad * gain, None
+
+
+_MEANS = {"relu": _ReluMean, "heaviside": _HeavisideMean}
+
+
+class Stack(nn.Module):
+    """The squared errors of R networks as one objective for ``covary.training.fit``.
+
+    It trains as ``ReplicaLoss`` of their ``RegressionLoss`` does, with covariances that mini-batches
+    share. With one hidden layer that is no restriction: the covariance before its activation is
+    sigma^2 W W^T for every sample, and its variances are the same with or without the rest of it.
+
+    Args:
+        nets: made by ``covary.mlp`` with ``"relu"`` or ``"heaviside"``, alike but for weights and
+            noise, which has to be more than 0 at the input.
+        activation: which of these it is.
+    """
+
+    statistic = "mae"
+
+    def __init__(self, nets: Sequence[nn.Module], activation: str) -> None:
+        super().__init__()
+        torch.empty(31 * 2**20, dtype=torch.uint8)  # so that freed memory is kept, as for replicas
+        self.templates = list(nets)
+        self.moments = activations.get(activation)
+        self.mean = _MEANS[activation]
+        layers = [[each for each in net if isinstance(each, covary.nn.Linear)] for net in nets]
+        # (R, in, out) and (R, 1, out)
+        self.weights = nn.ParameterList(
+            [torch.stack([w.weight.detach().T for w in each]) for each in zip(*layers, strict=True)]
+        )
+        self.biases = nn.ParameterList(
+            [
+                torch.stack([cast(Tensor, w.bias).detach()[None] for w in each])
+                for each in zip(*layers, strict=True)
+            ]
+        )
+        variances = torch.tensor([noise_of(net) for net in nets]).square()
+        self.register_buffer("noises", variances.T[..., None, None])  # (layers, R, 1, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum of the networks' mean squared errors, and mean absolute error; of (B, R, ...)."""
+        gap = self.means(x.transpose(0, 1)) - y.transpose(0, 1)
+        loss = gap.square().mean((1, 2)).sum()
+        return loss, gap.detach().abs().mean()
+
+    def means(self, x: Tensor) -> Tensor:
+        """(R, B, t) the means of the outputs for inputs (R, B, d)."""
+        noises = cast(Tensor, self.noises)
+        matrix: Tensor | None = None  # covariance (R, n, n) of a layer's inputs; None as sigma^2 I
+        mean = x
+        *hidden, last = range(len(self.weights))
+        for layer in hidden:
+            weight, follows = self.weights[layer], layer != hidden[-1]
+            mean = torch.baddbmm(self.biases[layer], mean, weight)
+            with torch.no_grad():
+                if matrix is None and not follows:
+                    var = noises[0] * weight.square().sum(1, keepdim=True)
+                else:
+                    spread = noises[0] * weight if matrix is None else matrix @ weight
+                    if follows:
+                        matrix = weight.transpose(1, 2) @ spread
+                        var = matrix.diagonal(dim1=1, dim2=2)[:, None]
+                    else:
+                        var = (weight * spread).sum(1, keepdim=True)
+                var = var + noises[layer + 1]
+                if follows:
+                    assert matrix is not None
+                    shared = self.moments(mean.mean(1, keepdim=True), var)
+                    matrix = matrix * shared.gain * shared.gain.transpose(1, 2)
+                    matrix.diagonal(dim1=1, dim2=2).copy_(shared.variance[:, 0])
+            mean = self.mean.apply(mean, var.sqrt())  # type: ignore[no-untyped-call]
+        return torch.baddbmm(self.biases[last], mean, self.weights[last])
+
+    def unstack(self) -> list[nn.Module]:
+        """The networks one by one, with the weights they have now."""
+        for index, net in enumerate(self.templates):
+            linear = [each for each in net.children() if isinstance(each, covary.nn.Linear)]
+            for layer, weight, bias in zip(linear, self.weights, self.biases, strict=True):
+                with torch.no_grad():
+                    layer.weight.copy_(weight[index].T)
+                    cast(Tensor, layer.bias).copy_(bias[index, 0])
+        return self.templates
+
+
+class Job(NamedTuple):
+    """A network to train: on what, with which noise at the input and in hidden layers."""
+
+    data: Standardized
+    noise: tuple[float, ...]
+    seed: int
+
+
+def train(
+    jobs: Sequence[Job], hidden: Sequence[int], activation: str, config: TrainingConfig
+) -> list[nn.Module]:
+    """Networks of raw inputs and targets for jobs on equally many samples, some at a time."""
+    nets: list[nn.Module] = []
+    # As many in each group as there can be, rather than a small one at the end.
+    groups = -(-len(jobs) // TOGETHER)
+    for group in range(groups):
+        nets += _train(jobs[group::groups], hidden, activation, config)
+    # Back into the order of the jobs.
+    order = [index for group in range(groups) for index in range(group, len(jobs), groups)]
+    return [net for _, net in sorted(zip(order, nets, strict=True), key=lambda pair: pair[0])]
+
+
+def _train(
+    jobs: Sequence[Job], hidden: Sequence[int], activation: str, config: TrainingConfig
+) -> list[nn.Module]:
+    nets = []
+    for job in jobs:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(job.seed)
+            widths = [job.data.x.shape[1], *hidden, job.data.y.shape[1]]
+            nets.append(covary.mlp(widths, activation=activation, noise=job.noise))
+    stack = Stack(nets, activation)
+    # Data that several networks have in common are there once.
+    sources = list({id(job.data): job.data for job in jobs}.values())
+    place = {id(source): index for index, source in enumerate(sources)}
+    samples = len(sources[0].x)
+    batches = ReplicaBatches(
+        torch.cat([source.x for source in sources]),
+        torch.cat([source.y for source in sources]),
+        torch.stack([torch.arange(samples) + place[id(job.data)] * samples for job in jobs]),
+        config.batch_size,
+        seeds=[job.seed for job in jobs],
+    )
+    fit(stack, batches, config)
+    return [
+        nn.Sequential(job.data.standardize, *net.children(), *job.data.back).double().eval()
+        for job, net in zip(jobs, stack.unstack(), strict=True)
+    ]
+
+
+def epochs_of(steps: int, samples: int, batch_size: int) -> int:
+    """How many epochs come nearest to so many steps, 1 at least."""
+    return max(1, round(steps / math.ceil(samples / batch_size)))
+
+
+def predicted(net: nn.Module, x: Tensor, covariance: str = "full") -> Moments:
+    """What a network says of inputs (n, d), with covariances held like that."""
+    held = covary.with_covariance(net, covariance)
+    widest = max(layer.out_features for layer in net.modules() if hasattr(layer, "out_features"))
+    size = max(1, _NUMBERS_AT_A_TIME // widest**2)
+    with torch.no_grad():
+        return gathered([held(some) for some in torch.split(x, size)])
+
+
+def densities(out: Moments, y: Tensor) -> Tensor:
+    """(n,) log-density of each target (n, 1) under the Gaussian that is predicted for it."""
+    return torch.distributions.Normal(out.mean, out.variance.sqrt()).log_prob(y)[:, 0]
+
+
+# How targets may be transformed before anything else; log-likelihoods are of what comes out.
+TARGETS = {"raw": lambda y: y, "log": torch.log, "log1p": torch.log1p}
+
+
+class Split:
+    """A published split of a set: what is trained on, what is held out of that, and the test part.
+
+    Args:
+        name: of the set.
+        index: of the split.
+        targets: ``"raw"``, ``"log"`` (log y) or ``"log1p"`` (log(1 + y)).
+        data_dir: where data are looked for first.
+        limit: train on so many samples at most; 0 for all.
+    """
+
+    def __init__(
+        self, name: str, index: int, *, targets: str, data_dir: str | None, limit: int = 0
+    ) -> None:
+        self.index = index
+        found = data.load(name, split=index, data_dir=data_dir)
+        change = TARGETS[targets]
+        size = limit or len(found.x)
+        self.x, self.y = found.x[:size], change(found.y[:size])
+        self.x_test, self.y_test = found.x_test, change(found.y_test)
+
+    def whole(self) -> Standardized:
+        """All of the training part."""
+        return Standardized(self.x, self.y)
+
+    def without(self, rows: Rows) -> Standardized:
+        """The training part without what is held out; standardised by the rest alone."""
+        return Standardized(self.x[rows.training], self.y[rows.training])
+
+    def validation(self, share: float, seed: int) -> Rows:
+        """A share of the training part held out."""
+        return one_part(len(self.x), round(share * len(self.x)), seed, None)
+
+    def folds(self, count: int, seed: int) -> list[Rows]:
+        """Every sample of the training part held out once."""
+        return cross_validation(len(self.x), count, seed, None)
+
+
+class Calibration(NamedTuple):
+    """variance -> own * (mean of the members' variances) + spread * (variance of means) + rest."""
+
+    own: float
+    spread: float
+    rest: float
+
+    def __call__(self, out: Prediction) -> Moments:
+        """The moments of an ensemble, calibrated."""
+        var = self.own * out.variance + self.spread * out.spread + self.rest
+        matrix = var[:, None, None]
+        return Moments(out.mean[:, None], Full(matrix, added=matrix.new_zeros(1, 1)))
+
+
+class Prediction(NamedTuple):
+    """What an ensemble says of n samples of one target: (n,) each."""
+
+    mean: Tensor
+    variance: Tensor  # average of what the members have emerge
+    spread: Tensor  # variance of the members' means
+
+    @classmethod
+    def of(cls, members: Sequence[Moments]) -> Prediction:
+        """Of one network or several."""
+        means = torch.stack([member.mean[:, 0] for member in members])
+        variances = torch.stack([member.variance[:, 0] for member in members])
+        return cls(means.mean(0), variances.mean(0), means.var(0, correction=0))
+
+
+def calibrate(out: Prediction, y: Tensor) -> Calibration:
+    """The calibration under which held-out targets (n, 1) are most likely.
+
+    In the manner of ``covary.uncertainty.calibration.fit_variance``, with a scale of its own for
+    the spread of the members' means, since the two need not be in the same proportion to errors.
+    """
+    error = y[:, 0] - out.mean
+    unit = error.square().mean()
+    parts = torch.stack([out.variance, out.spread, unit.expand(len(error))])
+    level = parts.mean(1, keepdim=True)
+    # A single network has no spread.
+    shares = parts / torch.where(level > 0, level, 1.0)
+    squared = error.square() / unit
+
+    def loss(logs: Tensor) -> Tensor:
+        var = logs.exp() @ shares + 1e-8
+        return 0.5 * (squared / var + var.log()).mean()
+
+    best, lowest = torch.zeros(3, dtype=torch.float64), math.inf
+    starts = ([-1.1, -1.1, -1.1], [0.0, -6.0, -6.0], [-6.0, 0.0, -6.0], [-6.0, -6.0, 0.0])
+    for start in starts:
+        place = torch.tensor(start, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.LBFGS([place], max_iter=100, line_search_fn="strong_wolfe")
+
+        def closure(place: Tensor = place, optimizer: Any = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            value = loss(place.clamp(-18, 18))
+            value.backward()  # type: ignore[no-untyped-call]
+            return value
+
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+        found = place.detach().clamp(-18, 18)
+        value = loss(found).item()
+        if value < lowest:
+            best, lowest = found, value
+    scales = (best.exp() * unit / torch.where(level > 0, level, unit)[:, 0]).tolist()
+    return Calibration(scales[0], scales[1] if level[1] > 0 else 0.0, scales[2] * unit.item())

@@ -1,0 +1,153 @@
+"""Results of every experiment -> a page of Markdown, and one of HTML that needs nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from covary import experiments
+from covary.experiments import Claim, Experiment
+from covary.experiments.experiment import FAILS, PARTLY
+from covary.report.drawing import Drawing, inline_svg, save
+from covary.report.reproduction.figures import FIGURES, TABLES
+from covary.report.reproduction.table import Table
+from covary.report.reproduction.words import bounds, duration, spread
+
+FIGURE_FOLDER = "figures/reproduction"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim, as a row of the page."""
+
+    claim: Claim
+    counts: str
+    ours: str
+    verdict: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """An experiment on the page."""
+
+    experiment: Experiment
+    record: Mapping[str, Any] | None
+    verdict: str
+    claims: tuple[Judged, ...]
+    drawing: Drawing | None
+    table: Table | None
+
+    @property
+    def command(self) -> str:
+        """What makes its results."""
+        record = self.record
+        scale = record["scale"] if record else "quick"
+        missing = {part["label"] for part in record["missing"]} if record else set()
+        measured = {part["label"] for part in record["parts"]} if record else set()
+        only = [f" --only {label}" for label in sorted(measured - missing)] if missing else []
+        return f"covary reproduce {self.experiment.name} --scale {scale}{''.join(only)}"
+
+    @property
+    def missing(self) -> str:
+        """Parts that were not measured, in words."""
+        if not self.record:
+            return ""
+        counted = Counter(part["label"] or "all" for part in self.record["missing"])
+        return ", ".join(f"{label} ({count})" for label, count in counted.items())
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Scale, seeds, time and origin."""
+        record = self.record
+        if record is None:
+            return {"scale": "none yet", "seeds": "", "time": ""}
+        seeds = len(record["seeds"])
+        return {
+            "scale": record["scale"],
+            "seeds": str(seeds),
+            "time": duration(record["seconds"]),
+            "date": record["started"][:10],
+            "commit": (record["git_commit"] or "unknown")[:7],
+            "torch": record["versions"].get("torch", "unknown"),
+        }
+
+
+def sections(results: Path) -> list[Section]:
+    """Every experiment with what a folder of results has of it, in the paper's order."""
+    return [
+        _section(each, experiments.load(results, each.name)) for each in experiments.EXPERIMENTS
+    ]
+
+
+def _section(experiment: Experiment, record: Mapping[str, Any] | None) -> Section:
+    if record is None:
+        return Section(experiment, None, "not run", (), None, None)
+    name = experiment.name
+    return Section(
+        experiment,
+        record,
+        experiment.verdict(record),
+        tuple(_judged(claim, record) for claim in experiment.claims),
+        FIGURES[name](record) if name in FIGURES else None,
+        TABLES[name](record) if name in TABLES else None,
+    )
+
+
+def _judged(claim: Claim, record: Mapping[str, Any]) -> Judged:
+    verdict = claim.verdict(record["parts"])
+    if record["scale"] == "smoke":
+        verdict = "not judged"
+    why = claim.why if verdict in (PARTLY, FAILS) else ""
+    return Judged(
+        claim,
+        bounds(claim),
+        spread(claim.values(record["parts"])),
+        verdict or "not measured",
+        why,
+    )
+
+
+def write(results: Path, *, markdown: Path, html: Path) -> None:
+    """Write both pages; figures of the Markdown page go beside it, to ``figures/reproduction``.
+
+    The page of HTML holds its figures.
+    """
+    found = sections(results)
+    for section in found:
+        if section.drawing is not None:
+            save(section.drawing, markdown.parent / FIGURE_FOLDER, svg=False)
+    for target, template in ((markdown, "reproduction.md.j2"), (html, "reproduction.html.j2")):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(_render(template, found, results), encoding="utf-8")
+
+
+def _render(template: str, found: list[Section], results: Path) -> str:
+    environment = jinja2.Environment(
+        autoescape=template.endswith(".html.j2"),
+        loader=jinja2.FunctionLoader(_packaged),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.globals.update(svg=lambda drawing: Markup(inline_svg(drawing)))
+    environment.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
+    return environment.get_template(template).render(
+        sections=found,
+        counted=Counter(section.verdict for section in found),
+        style=Markup(_packaged("page.css")),
+        folder=FIGURE_FOLDER,
+        results=results.name,
+    )
+
+
+def _packaged(name: str) -> str:
+    return (files("covary.report") / name).read_text(encoding="utf-8")
