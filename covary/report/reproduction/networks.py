@@ -184,16 +184,7 @@ def stochastic(record: Record) -> Drawing:
     moments.set_xlabel("sampled")
     moments.set_ylabel("moments")
     moments.legend(loc="upper left")
-    limit = float(np.abs(series["sampled_covariance"]).max())
-    for place, (key, words) in enumerate(
-        (("covariance", "moments"), ("sampled_covariance", "sampled"))
-    ):
-        axes = figure.add_subplot(grid[1, 3 * place : 3 * place + 3])
-        letter(axes, "d" if place == 0 else "", f"covariance, {words}")
-        shown = axes.imshow(np.array(series[key]), cmap="RdBu_r", vmin=-limit, vmax=limit)
-        axes.grid(visible=False)
-        axes.set_xlabel("output")
-        figure.colorbar(shown, ax=axes, shrink=0.85)
+    _covariances([figure.add_subplot(grid[1, :3]), figure.add_subplot(grid[1, 3:])], series)
     first = record["parts"][0]["metrics"]
     return Drawing(
         name=record["experiment"],
@@ -205,6 +196,22 @@ def stochastic(record: Record) -> Drawing:
         "steady state. d: covariance of the output, the same scale of colours in both.",
         figure=figure,
     )
+
+
+def _covariances(axes: list[Axes], series: Record) -> None:
+    limit = float(np.abs(series["sampled_covariance"]).max())
+    for one, key, words in (
+        (axes[0], "covariance", "moments"),
+        (axes[1], "sampled_covariance", "sampled"),
+    ):
+        letter(one, "d" if one is axes[0] else "", f"covariance, {words}")
+        values = np.array(series[key])
+        shown = one.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit)
+        one.grid(visible=False)
+        one.set_xticks(range(0, len(values), 3))
+        one.set_yticks(range(0, len(values), 3))
+        one.set_xlabel("output")
+    axes[0].figure.colorbar(shown, ax=axes, shrink=0.85)
 
 
 FIGURES: dict[str, Callable[[Record], Drawing]] = {

@@ -1,0 +1,300 @@
+"""Experiments: rows of data, what is kept of them, verdicts, and the pages they make."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import linregress
+
+from covary.experiments import (
+    EXPERIMENTS,
+    SCALES,
+    Claim,
+    Experiment,
+    Measured,
+    Network,
+    Part,
+    ResultError,
+    Workshop,
+    load,
+    reproduce,
+)
+from covary.experiments.experiment import seeds
+from covary.experiments.statistics import histograms, line
+from covary.report import write_reproduction
+from covary.report.reproduction import words
+from covary.report.reproduction.figures import FIGURES, TABLES
+from tests.test_cli import covary, strict_json
+
+ROOT = Path(__file__).parent.parent
+
+
+def trial(measure=None, claims=None, **more) -> Experiment:
+    """An experiment of two labels, three seeds each, whose number is 10 * size + seed."""
+
+    def usual(part: Part, _workshop: Workshop) -> Measured:
+        return Measured({"number": 10.0 * part.settings["size"] + part.seed}, {"points": [1 / 3]})
+
+    parts = (*seeds("small", 3, size=1), *seeds("large", 3, size=2))
+    return Experiment(
+        name="trial",
+        title="A trial",
+        paper="Fig. 0",
+        about="Nothing.",
+        measure=measure or usual,
+        parts=dict.fromkeys(SCALES, parts) | more,
+        claims=claims or (Claim(says="It is large.", metric="number", least=11.0),),
+    )
+
+
+def workshop(folder: Path) -> Workshop:
+    return Workshop(folder=folder / "work")
+
+
+@pytest.mark.parametrize(
+    ("label", "least", "most", "verdict"),
+    [
+        ("large", 20.0, None, "holds"),
+        ("large", None, 20.0, "holds partly"),
+        ("large", 30.0, None, "does not hold"),
+        ("", 11.0, 21.5, "holds partly"),
+        ("", 10.0, 22.0, "holds"),
+        ("unknown", 0.0, None, None),
+    ],
+)
+def test_a_claim_holds_in_all_parts_in_some_or_in_none(tmp_path, label, least, most, verdict):
+    record = reproduce(trial(), "quick", workshop(tmp_path), results=tmp_path)
+    claim = Claim(says="", metric="number", label=label, least=least, most=most)
+    assert claim.verdict(record["parts"]) == verdict
+
+
+def test_numbers_that_are_not_defined_agree_with_no_claim(tmp_path):
+    experiment = trial(measure=lambda part, _: Measured({"number": float("nan")}, {}))
+    record = reproduce(experiment, "quick", workshop(tmp_path), results=tmp_path)
+    assert record["parts"][0]["metrics"] == {"number": None}
+    assert experiment.verdict(record) == "does not hold"
+    assert words.spread([None, None]) == "undefined"
+
+
+def test_a_claim_that_cannot_fail_is_none():
+    with pytest.raises(ValueError, match="bound"):
+        Claim(says="Something.", metric="number")
+
+
+def test_nothing_is_said_of_claims_at_scale_smoke(tmp_path):
+    record = reproduce(trial(), "smoke", workshop(tmp_path), results=tmp_path)
+    assert trial().verdict(record) == "not judged (smoke)"
+
+
+def test_an_experiment_goes_on_where_it_was_cut_short(tmp_path):
+    done = []
+
+    def measure(part: Part, _workshop: Workshop) -> Measured:
+        if len(done) == 4:
+            raise KeyboardInterrupt
+        done.append((part.label, part.seed))
+        return Measured({"number": 1.0}, {})
+
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(trial(measure), "paper", workshop(tmp_path), results=tmp_path)
+    assert load(tmp_path, "trial") is None
+
+    def rest(part: Part, _workshop: Workshop) -> Measured:
+        done.append((part.label, part.seed))
+        return Measured({"number": 1.0}, {})
+
+    reproduce(trial(rest), "paper", workshop(tmp_path), results=tmp_path)
+    assert done == [(label, seed) for label in ("small", "large") for seed in range(3)]
+
+
+def test_parts_of_other_settings_are_measured_again(tmp_path):
+    reproduce(trial(), "quick", workshop(tmp_path), results=tmp_path)
+    larger = dict.fromkeys(SCALES, seeds("small", 3, size=7))
+    record = reproduce(trial(**larger), "quick", workshop(tmp_path), results=tmp_path)
+    assert [part["metrics"]["number"] for part in record["parts"]] == [70.0, 71.0, 72.0]
+
+
+def test_parts_that_were_left_out_are_named_as_missing(tmp_path):
+    record = reproduce(trial(), "paper", workshop(tmp_path), results=tmp_path, only=["small"])
+    assert {part["label"] for part in record["parts"]} == {"small"}
+    assert record["missing"] == [{"label": "large", "seed": seed} for seed in range(3)]
+    with pytest.raises(ValueError, match="large, small at scale paper, got medium"):
+        reproduce(trial(), "paper", workshop(tmp_path), results=tmp_path, only=["medium"])
+    record = reproduce(trial(), "paper", workshop(tmp_path), results=tmp_path)
+    assert record["missing"] == []
+    assert len(record["parts"]) == 6
+
+
+def test_results_of_a_larger_scale_are_not_lost(tmp_path):
+    reproduce(trial(), "paper", workshop(tmp_path), results=tmp_path)
+    with pytest.raises(ResultError, match="results at scale paper, which those at scale smoke"):
+        reproduce(trial(), "smoke", workshop(tmp_path), results=tmp_path)
+    reproduce(trial(), "smoke", workshop(tmp_path), results=tmp_path, overwrite=True)
+    assert load(tmp_path, "trial")["scale"] == "smoke"
+
+
+def test_results_say_how_they_were_made(tmp_path):
+    reproduce(trial(), "quick", workshop(tmp_path), results=tmp_path)
+    record = strict_json((tmp_path / "trial.json").read_text())
+    assert record["seeds"] == [0, 1, 2]
+    assert record["config"] == [
+        {"label": "small", "settings": {"size": 1}},
+        {"label": "large", "settings": {"size": 2}},
+    ]
+    assert record["parts"][0]["series"] == {"points": [0.333333]}
+    assert {"command", "versions", "git_commit", "started", "seconds"} <= set(record)
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"experiment": "other"}', "[1]", '{"experiment": '])
+def test_a_file_that_is_no_result_is_said_to_be_none(tmp_path, content):
+    (tmp_path / "trial.json").write_text(content)
+    with pytest.raises(ResultError, match=r"trial.json is not as `covary reproduce trial` writes"):
+        load(tmp_path, "trial")
+
+
+def test_networks_are_trained_once_and_measured_once(tmp_path):
+    told = []
+    shop = Workshop(folder=tmp_path, say=told.append)
+    network = Network(
+        name="small",
+        data="quadrants",
+        settings={"hidden": (4,), "epochs": 2},
+        keep=(1, 2),
+        limit=64,
+    )
+    run = shop.trained(network, 0)
+    assert run.kept_epochs() == [1, 2]
+    assert run.config().training.seed == 0
+    assert shop.trained(json.loads(json.dumps(network.to_dict())), 0).path == run.path
+    assert len(told) == 1
+
+    counted = []
+
+    def measure() -> dict[str, float]:
+        counted.append(1)
+        return {"number": float("nan")}
+
+    for settings in ({"a": (1, 2)}, {"a": [1, 2]}, {"a": [1]}):
+        assert shop.remembered(run, "number", settings, measure) == {"number": None}
+    assert len(counted) == 2
+
+
+def test_a_limit_takes_some_samples_of_each_part(tmp_path):
+    shop = Workshop(folder=tmp_path)
+    network = Network(name="few", data="digits", settings={"hidden": (4,), "epochs": 1}, limit=50)
+    run = shop.trained(network, 3)
+    environment = json.loads((run.path / "environment.json").read_text())
+    kept = environment["training_samples"] + environment["validation_samples"]
+    assert (kept, environment["test_samples"]) == (50, 50)
+
+
+def test_lines_are_those_of_scipy():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=20)
+    y = 0.5 * x + rng.normal(size=20)
+    ours, theirs = line(list(x), list(y)), linregress(x, y)
+    assert ours.slope == pytest.approx(theirs.slope)
+    assert ours.intercept == pytest.approx(theirs.intercept)
+    assert ours.r_squared == pytest.approx(theirs.rvalue**2)
+    assert np.isnan(line([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]).slope)
+
+
+def test_histograms_hold_every_sample_of_every_group():
+    rng = np.random.default_rng(0)
+    many, few = rng.normal(size=5000), rng.normal(5, 1, size=20)
+    few[0], many[0] = 1e9, -np.inf
+    found = histograms({"many": many, "few": few, "none": np.array([])})
+    assert sum(found["shares"]["many"]) == pytest.approx(1)
+    assert sum(found["shares"]["few"]) == pytest.approx(1)
+    assert sum(found["shares"]["none"]) == 0
+    edges = np.array(found["edges"])
+    assert edges[0] < -2
+    # A group of few samples counts for the range as one of many does.
+    assert edges[-1] > 5
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda each: each.name)
+def test_experiments_are_rows_of_data(experiment):
+    assert re.fullmatch(r"[a-z0-9-]+", experiment.name)
+    assert experiment.claims
+    for scale in SCALES:
+        for part in experiment.parts[scale]:
+            json.dumps(part.settings, allow_nan=False)
+        labels = {part.label for part in experiment.parts[scale]}
+        if scale == "paper":
+            assert {claim.label for claim in experiment.claims} <= {"", *labels}
+    assert experiment.name in FIGURES or experiment.name in TABLES
+
+
+def test_names_are_there_once():
+    names = [experiment.name for experiment in EXPERIMENTS]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.skipif("COVARY_DATA" not in os.environ, reason="needs MNIST and others")
+def test_everything_runs_at_scale_smoke(tmp_path):
+    results = tmp_path / "results"
+    covary(
+        "reproduce", "--all", "--scale", "smoke", "--results", results, "--out", tmp_path / "work"
+    )
+    for experiment in EXPERIMENTS:
+        record = load(results, experiment.name)
+        assert record is not None
+        for claim in experiment.claims:
+            assert claim.values(record["parts"]) or claim.label not in {
+                part.label for part in experiment.parts["smoke"]
+            }, f"{experiment.name} measures no {claim.metric}"
+        drawn = tmp_path / "work" / "smoke" / "figures" / f"{experiment.name}.png"
+        assert drawn.exists() == (experiment.name in FIGURES)
+    page, html = tmp_path / "docs" / "reproduction.md", tmp_path / "page.html"
+    said = covary(
+        "report", "--reproduction", "--results", results, "--markdown", page, "--out", html
+    )
+    assert str(page) in said
+    text = page.read_text()
+    for experiment in EXPERIMENTS:
+        assert f"## {experiment.name}\n" in text
+    assert "undefined filter" not in text
+    assert html.read_text().count("<section") == len(EXPERIMENTS) + 1
+
+
+def test_the_page_is_that_of_the_stored_results(tmp_path):
+    """No number is on the page that is not in a file of results, and none is out of date."""
+    write_reproduction(
+        ROOT / "results", markdown=tmp_path / "reproduction.md", html=tmp_path / "page.html"
+    )
+    stored = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    made = (tmp_path / "reproduction.md").read_text(encoding="utf-8")
+    assert stored == made, "run `covary report --reproduction`"
+    for figure in (tmp_path / "figures" / "reproduction").iterdir():
+        assert (ROOT / "docs" / "figures" / "reproduction" / figure.name).exists()
+
+
+def test_the_command_line_says_what_there_is(tmp_path):
+    rows = strict_json(covary("reproduce", "--list", "--results", tmp_path, "--json"))
+    assert [row["name"] for row in rows] == [experiment.name for experiment in EXPERIMENTS]
+    assert "none yet" in covary("reproduce", "--list", "--results", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nonsense"], "There is no experiment 'nonsense'"),
+        ([], "Which experiment?"),
+        (["sensitivity", "--all"], "name none beside it"),
+        (["sensitivity", "--scale", "huge"], "Scales are smoke, quick, paper"),
+    ],
+)
+def test_wrong_use_is_said_to_be_wrong(arguments, says):
+    assert says in " ".join(covary("reproduce", *arguments, code=2).replace("│", " ").split())
+
+
+def test_a_report_is_of_a_run_or_of_the_reproduction(tmp_path):
+    for arguments in (["report"], ["report", tmp_path, "--reproduction"]):
+        said = " ".join(covary(*arguments, code=2).replace("│", " ").split())
+        assert "A report is of a run (covary report RUN), or of --reproduction." in said
