@@ -63,12 +63,17 @@ def reproduce(
             found = _measured(experiment, part, workshop)
             store.save_part(path, found)
         parts.append(found)
+    trained: dict[str, float] = {}
+    for part in parts:
+        trained |= workshop.training_seconds(part["settings"], part["seed"])
     record = {
         "experiment": experiment.name,
         "scale": scale,
         **environment(started),
-        # Of all parts, be they measured now or before.
+        # Of measuring all parts, now or before; and of training their networks, which other
+        # experiments may have in common with this one.
         "seconds": round(sum(part["seconds"] for part in parts), 1),
+        "training_seconds": round(sum(trained.values()), 1),
         "seeds": sorted({part["seed"] for part in parts}),
         "config": store.configuration(experiment, scale),
         "missing": missing,
@@ -79,7 +84,7 @@ def reproduce(
 
 
 def _measured(experiment: Experiment, part: Part, workshop: Workshop) -> dict[str, Any]:
-    began = time.perf_counter()
+    began, trainings = time.perf_counter(), len(workshop.spent)
     metrics, series = experiment.measure(part, workshop)
     about: Mapping[str, Any] = environment(datetime.now(timezone.utc))
     return {
@@ -88,7 +93,7 @@ def _measured(experiment: Experiment, part: Part, workshop: Workshop) -> dict[st
         "settings": dict(part.settings),
         "metrics": without_nan(dict(metrics)),
         "series": store.rounded(dict(series)),
-        "seconds": round(time.perf_counter() - began, 1),
+        "seconds": round(time.perf_counter() - began - sum(workshop.spent[trainings:]), 1),
         "git_commit": about["git_commit"],
     }
 

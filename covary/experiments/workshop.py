@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -63,6 +64,7 @@ class Workshop:
         display: makes what shows the progress of a training.
         progress: wraps what is done step by step, given a name; shows nothing by default.
         say: tells the person at the terminal.
+        spent: seconds of each training so far, which are not those of the measurement it is for.
     """
 
     folder: Path
@@ -70,6 +72,7 @@ class Workshop:
     display: Callable[[], Display | None] = lambda: None
     progress: Progress = lambda items, _name: iter(items)
     say: Callable[[str], None] = lambda _sentence: None
+    spent: list[float] = field(default_factory=list)
 
     def trained(self, network: Network | Mapping[str, Any], seed: int) -> Run:
         """The network, trained: now, further if it was cut short, or before."""
@@ -82,8 +85,21 @@ class Workshop:
         done = run.model_path.exists() and not config.differences(run.config())
         if not done:
             self.say(f"Training {network.name}, seed {seed}, into {run.path}.")
+            began = time.perf_counter()
             train(config, dataset, run, resume=True, keep=network.keep, display=self.display())
+            self.spent.append(time.perf_counter() - began)
         return run
+
+    def training_seconds(self, settings: Mapping[str, Any], seed: int) -> dict[str, float]:
+        """How long each network that a part's settings name was trained, by its folder."""
+        found = {}
+        for values in _networks_in(settings):
+            path = self.folder / f"{values['name']}-{seed}"
+            record = path / "environment.json"
+            if record.exists():
+                seconds = json.loads(record.read_text(encoding="utf-8"))["seconds"]
+                found[path.name] = float(seconds)
+        return found
 
     def remembered(
         self, run: Run, name: str, settings: Mapping[str, Any], measure: Callable[[], Any]
@@ -106,3 +122,13 @@ class Workshop:
         measured = without_nan(measure())
         write_atomically(path, json.dumps({"key": key, "measured": measured}).encode())
         return measured
+
+
+def _networks_in(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Every network that settings hold, at whatever depth."""
+    if {"name", "data", "settings"} <= set(settings):
+        yield settings
+        return
+    for value in settings.values():
+        if isinstance(value, Mapping):
+            yield from _networks_in(value)

@@ -73,7 +73,7 @@ class Section:
         return {
             "scale": record["scale"],
             "seeds": str(seeds),
-            "time": duration(record["seconds"]),
+            "time": duration(record["seconds"] + record["training_seconds"]),
             "date": record["started"][:10],
             "commit": (record["git_commit"] or "unknown")[:7],
             "torch": record["versions"].get("torch", "unknown"),
