@@ -175,7 +175,6 @@ def lenet5(input_shape: Sequence[int]) -> nn.Sequential:
     channels = input_shape[0]
     first, second = (20, 50) if channels == 1 else (192, 192)
     return nn.Sequential(
-        ChannelsLast(),
         nn.Conv2d(channels, first, 5, stride=2),
         nn.ReLU(),
         nn.Conv2d(first, second, 5, stride=2),

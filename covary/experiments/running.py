@@ -64,8 +64,8 @@ def reproduce(
             store.save_part(path, found)
         parts.append(found)
     trained: dict[str, float] = {}
-    for part in parts:
-        trained |= workshop.training_seconds(part["settings"], part["seed"])
+    for each in parts:
+        trained |= workshop.training_seconds(each["settings"], each["seed"])
     record = {
         "experiment": experiment.name,
         "scale": scale,

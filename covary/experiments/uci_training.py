@@ -8,7 +8,7 @@ gradient of a moment network is that of a conventional one with the gain in plac
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -26,9 +26,10 @@ from covary.replicas import ReplicaBatches
 from covary.training import TrainingConfig, fit
 from covary.uncertainty.fidelity import gathered
 
-# Networks that are trained at once: more of them and their numbers fall out of the cache, fewer and
-# a step is all overhead.
-TOGETHER = 40
+# Networks are trained so many at once that a layer of all has this many numbers: with more they
+# fall out of the cache, with less a step is all overhead. And never more than so many networks.
+_NUMBERS_IN_A_STEP = 2**18
+_MOST_AT_ONCE = 60
 # Numbers in the covariances of samples that are predicted at a time.
 _NUMBERS_AT_A_TIME = 2**21
 
@@ -56,7 +57,7 @@ class _HeavisideMean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mu: Tensor, sigma: Tensor) -> Tensor:
         z = mu / sigma
-        mean = torch.special.ndtr(z)
+        mean: Tensor = torch.special.ndtr(z)
         density = z.square_().mul_(-0.5).exp_()
         ctx.save_for_backward(density.mul_(1 / (sigma * math.sqrt(2 * math.pi))))
         return mean
@@ -73,9 +74,10 @@ _MEANS = {"relu": _ReluMean, "heaviside": _HeavisideMean}
 class Stack(nn.Module):
     """The squared errors of R networks as one objective for ``covary.training.fit``.
 
-    It trains as ``ReplicaLoss`` of their ``RegressionLoss`` does, with covariances that mini-batches
-    share. With one hidden layer that is no restriction: the covariance before its activation is
-    sigma^2 W W^T for every sample, and its variances are the same with or without the rest of it.
+    It trains as ``ReplicaLoss`` of their ``RegressionLoss`` does, with covariances that
+    mini-batches share. With one hidden layer that is no restriction: the covariance before its
+    activation is sigma^2 W W^T for every sample, and its variances are the same with or without
+    the rest of it.
 
     Args:
         nets: made by ``covary.mlp`` with ``"relu"`` or ``"heaviside"``, alike but for weights and
@@ -91,7 +93,7 @@ class Stack(nn.Module):
         self.templates = list(nets)
         self.moments = activations.get(activation)
         self.mean = _MEANS[activation]
-        layers = [[each for each in net if isinstance(each, covary.nn.Linear)] for net in nets]
+        layers = [_linear(net) for net in nets]
         # (R, in, out) and (R, 1, out)
         self.weights = nn.ParameterList(
             [torch.stack([w.weight.detach().T for w in each]) for each in zip(*layers, strict=True)]
@@ -142,12 +144,15 @@ class Stack(nn.Module):
     def unstack(self) -> list[nn.Module]:
         """The networks one by one, with the weights they have now."""
         for index, net in enumerate(self.templates):
-            linear = [each for each in net.children() if isinstance(each, covary.nn.Linear)]
-            for layer, weight, bias in zip(linear, self.weights, self.biases, strict=True):
+            for layer, weight, bias in zip(_linear(net), self.weights, self.biases, strict=True):
                 with torch.no_grad():
                     layer.weight.copy_(weight[index].T)
                     cast(Tensor, layer.bias).copy_(bias[index, 0])
         return self.templates
+
+
+def _linear(net: nn.Module) -> list[covary.nn.Linear]:
+    return [each for each in net.children() if isinstance(each, covary.nn.Linear)]
 
 
 class Job(NamedTuple):
@@ -164,7 +169,8 @@ def train(
     """Networks of raw inputs and targets for jobs on equally many samples, some at a time."""
     nets: list[nn.Module] = []
     # As many in each group as there can be, rather than a small one at the end.
-    groups = -(-len(jobs) // TOGETHER)
+    at_once = _NUMBERS_IN_A_STEP // (config.batch_size * max(hidden))
+    groups = -(-len(jobs) // max(1, min(at_once, _MOST_AT_ONCE)))
     for group in range(groups):
         nets += _train(jobs[group::groups], hidden, activation, config)
     # Back into the order of the jobs.
@@ -208,7 +214,7 @@ def epochs_of(steps: int, samples: int, batch_size: int) -> int:
 def predicted(net: nn.Module, x: Tensor, covariance: str = "full") -> Moments:
     """What a network says of inputs (n, d), with covariances held like that."""
     held = covary.with_covariance(net, covariance)
-    widest = max(layer.out_features for layer in net.modules() if hasattr(layer, "out_features"))
+    widest = max(layer.weight.shape[0] for layer in _linear(net))
     size = max(1, _NUMBERS_AT_A_TIME // widest**2)
     with torch.no_grad():
         return gathered([held(some) for some in torch.split(x, size)])
@@ -216,11 +222,25 @@ def predicted(net: nn.Module, x: Tensor, covariance: str = "full") -> Moments:
 
 def densities(out: Moments, y: Tensor) -> Tensor:
     """(n,) log-density of each target (n, 1) under the Gaussian that is predicted for it."""
-    return torch.distributions.Normal(out.mean, out.variance.sqrt()).log_prob(y)[:, 0]
+    var = out.variance[:, 0]
+    return -0.5 * ((y - out.mean)[:, 0].square() / var + (2 * math.pi * var).log())
 
 
 # How targets may be transformed before anything else; log-likelihoods are of what comes out.
-TARGETS = {"raw": lambda y: y, "log": torch.log, "log1p": torch.log1p}
+TARGETS: dict[str, Callable[[Tensor], Tensor]] = {
+    "raw": lambda y: y,
+    "log": torch.log,
+    "log1p": torch.log1p,
+}
+
+
+def with_waves(x: Tensor, training: Tensor, waves: Sequence[float]) -> Tensor:
+    """(n, d (1 + 2 waves)) inputs and their waves, in units of the training part's deviations."""
+    if not waves:
+        return x
+    scale = training.std(0, correction=0)
+    z = (x - training.mean(0)) / torch.where(scale > 0, scale, 1.0)
+    return torch.cat([x, *(wave(f * z) for f in waves for wave in (torch.sin, torch.cos))], dim=1)
 
 
 class Split:
@@ -232,17 +252,27 @@ class Split:
         targets: ``"raw"``, ``"log"`` (log y) or ``"log1p"`` (log(1 + y)).
         data_dir: where data are looked for first.
         limit: train on so many samples at most; 0 for all.
+        waves: of every standardised input z, add sin(f z) and cos(f z) for these f. Networks learn
+            what varies slowly first; with waves they learn what varies fast as well.
     """
 
     def __init__(
-        self, name: str, index: int, *, targets: str, data_dir: str | None, limit: int = 0
+        self,
+        name: str,
+        index: int,
+        *,
+        targets: str,
+        data_dir: str | None,
+        limit: int = 0,
+        waves: Sequence[float] = (),
     ) -> None:
         self.index = index
         found = data.load(name, split=index, data_dir=data_dir)
         change = TARGETS[targets]
         size = limit or len(found.x)
-        self.x, self.y = found.x[:size], change(found.y[:size])
-        self.x_test, self.y_test = found.x_test, change(found.y_test)
+        x = found.x[:size]
+        self.x, self.x_test = (with_waves(each, x, waves) for each in (x, found.x_test))
+        self.y, self.y_test = change(found.y[:size]), change(found.y_test)
 
     def whole(self) -> Standardized:
         """All of the training part."""
@@ -289,12 +319,33 @@ class Prediction(NamedTuple):
         variances = torch.stack([member.variance[:, 0] for member in members])
         return cls(means.mean(0), variances.mean(0), means.var(0, correction=0))
 
+    @classmethod
+    def joined(cls, some: Sequence[Prediction]) -> Prediction:
+        """One after another, such as folds."""
+        return cls(*(torch.cat(same) for same in zip(*some, strict=True)))
 
-def calibrate(out: Prediction, y: Tensor) -> Calibration:
+
+def rounding(y: Tensor) -> float:
+    """What variance rounding leaves of targets (n, 1): gap^2 / 12 of the least gap between two.
+
+    Where targets are whole numbers, and rows occur twice, a network may hit some of them exactly. A
+    Gaussian that narrows down to such targets has whatever density one likes, and says nothing.
+    """
+    gaps = y.flatten().sort().values.diff()
+    gaps = gaps[gaps > 0]
+    return gaps.min().item() ** 2 / 12 if len(gaps) else 0.0
+
+
+def calibrate(out: Prediction, y: Tensor, *, least: float = 0.0) -> Calibration:
     """The calibration under which held-out targets (n, 1) are most likely.
 
     In the manner of ``covary.uncertainty.calibration.fit_variance``, with a scale of its own for
     the spread of the members' means, since the two need not be in the same proportion to errors.
+
+    Args:
+        out: predictions for what was held out.
+        y: its targets.
+        least: what ``rest`` has to be at least, such as ``rounding(y)``.
     """
     error = y[:, 0] - out.mean
     unit = error.square().mean()
@@ -303,9 +354,10 @@ def calibrate(out: Prediction, y: Tensor) -> Calibration:
     # A single network has no spread.
     shares = parts / torch.where(level > 0, level, 1.0)
     squared = error.square() / unit
+    floor = least / unit.item() + 1e-8
 
     def loss(logs: Tensor) -> Tensor:
-        var = logs.exp() @ shares + 1e-8
+        var = logs.exp() @ shares + floor
         return 0.5 * (squared / var + var.log()).mean()
 
     best, lowest = torch.zeros(3, dtype=torch.float64), math.inf
@@ -326,4 +378,5 @@ def calibrate(out: Prediction, y: Tensor) -> Calibration:
         if value < lowest:
             best, lowest = found, value
     scales = (best.exp() * unit / torch.where(level > 0, level, unit)[:, 0]).tolist()
-    return Calibration(scales[0], scales[1] if level[1] > 0 else 0.0, scales[2] * unit.item())
+    rest = (scales[2] + floor) * unit.item()
+    return Calibration(scales[0], scales[1] if level[1] > 0 else 0.0, rest)
