@@ -95,16 +95,20 @@ def _decomposed(decompose: Callable[[Tensor], Any], matrices: Tensor) -> Any:
     """Eigenvalues, and vectors, of (B, n, n) matrices, found in float64 if they must.
 
     In float32, LAPACK's iteration gives up on some matrices of layers where many units are dead,
-    and with one of them on the whole batch.
+    and with one of them on the whole batch; or it gives NaN, and does not say so.
     """
     matrices = _without_dust(matrices)
     try:
-        return decompose(matrices)
+        found = decompose(matrices)
+        eigenvalues = found if isinstance(found, Tensor) else found[0]
+        if bool(torch.isfinite(eigenvalues).all()):
+            return found
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        found = decompose(matrices.double())
-        if isinstance(found, Tensor):
-            return found.to(matrices.dtype)
-        return tuple(part.to(matrices.dtype) for part in found)
+        pass
+    found = decompose(matrices.double())
+    if isinstance(found, Tensor):
+        return found.to(matrices.dtype)
+    return tuple(part.to(matrices.dtype) for part in found)
 
 
 def _without_dust(matrices: Tensor) -> Tensor:

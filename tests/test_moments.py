@@ -277,16 +277,20 @@ def test_dead_units_leave_no_dust_for_the_eigenvalues():
     torch.testing.assert_close(value[0].double(), expected, rtol=1e-3, atol=1e-2)
 
 
+@pytest.mark.parametrize("says_so", [True, False])
 @pytest.mark.parametrize("name", ["eigvalsh", "eigh"])
-def test_decompositions_that_fail_in_float32_are_made_in_float64(monkeypatch, name):
-    """LAPACK gives up on rare matrices, and torch then on the whole batch."""
+def test_decompositions_that_fail_in_float32_are_made_in_float64(monkeypatch, name, says_so):
+    """LAPACK gives up on rare matrices, and torch then on the whole batch; or it gives NaN."""
     decompose, tried = getattr(torch.linalg, name), []
 
     def fragile(matrices):
         tried.append(matrices.dtype)
-        if matrices.dtype == torch.float32:
+        if matrices.dtype == torch.float64:
+            return decompose(matrices)
+        if says_so:
             raise torch.linalg.LinAlgError("failed to converge")
-        return decompose(matrices)
+        values, vectors = torch.full(matrices.shape[:-1], math.nan), matrices
+        return values if name == "eigvalsh" else (values, vectors)
 
     monkeypatch.setattr(torch.linalg, name, fragile)
     matrix = torch.diag_embed(torch.tensor([[1.0, 2.0, 0.0], [3.0, 0.0, 0.0]]))

@@ -89,7 +89,7 @@ def _last_two(axes: Axes, part: Record) -> None:
     axes.set_yticks(range(len(found)), list(found), va="bottom")
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("entropy, in deviations of right predictions")
-    axes.set_xlim(-4, 8)
+    axes.set_xlim(-4, 6)
     axes.legend(handles=[swatch("right", RIGHT), swatch("wrong", WRONG)], loc="upper right")
 
 
