@@ -221,6 +221,20 @@ class ChannelsLast(nn.Module):
         return x.contiguous(memory_format=torch.channels_last)
 
 
+class Frozen(nn.Sequential):
+    """Layers that training leaves as they are: without gradients, and always as in evaluation."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.requires_grad_(False)
+        self.train(False)
+
+    def train(self, mode: bool = True) -> Frozen:
+        """Stay in evaluation mode: batch norm keeps the statistics it has."""
+        super().train(False)
+        return self
+
+
 def _check_images(shape: Sequence[int], *, least: int) -> None:
     if len(shape) != 3 or min(shape[1:]) < least:
         raise ValueError(

@@ -41,6 +41,14 @@ def train(
     ] = False,
     hidden: options.Hidden = None,
     trunk: options.Trunk = None,
+    trunk_from: Annotated[
+        str | None,
+        option(
+            NETWORK,
+            "--trunk-from",
+            "Take the trained trunk of the run in this folder, and train only what is behind it.",
+        ),
+    ] = None,
     activation: Annotated[
         str | None, option(NETWORK, "--activation", f"One of {', '.join(activations.names())}.")
     ] = None,
@@ -166,12 +174,14 @@ def train(
     - `covary train houses.csv --target price`
     - `covary train yacht --split 3 --noise 0.3,0 --epochs 200`
     - `covary train fashion-mnist --trunk lenet --epochs 20`
+    - `covary train fashion-mnist --trunk-from runs/fashion --activation heaviside --epochs 5`
     - `covary train mnist --activation lif`
     - `covary train cifar10 --augment --devices 2 --strategy ddp`
     """
     chosen = {
         "hidden": common.numbers(hidden, int, "--hidden"),
         "trunk": trunk,
+        "trunk_from": None if trunk_from is None else str(Path(trunk_from).resolve()),
         "activation": activation,
         "noise": common.numbers(noise, float, "--noise"),
         "covariance": held_covariance,
@@ -189,6 +199,8 @@ def train(
         "seed": seed,
         "precision": precision,
     }
+    if trunk_from is not None and trunk is None:
+        chosen["trunk"] = Run(trunk_from).config().model.trunk or None
     with common.wrong_use():
         kept = common.numbers(keep, int, "--keep") or ()
         if resume and overwrite:

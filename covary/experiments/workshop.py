@@ -31,6 +31,7 @@ class Network:
         keep: epochs after which weights are put aside.
         limit: train on so many samples at most, and test on so many; 0 for all.
         augment: random crop and horizontal flip.
+        trunk_of: the network whose trained trunk is taken, and not trained further.
     """
 
     name: str
@@ -39,10 +40,16 @@ class Network:
     keep: tuple[int, ...] = ()
     limit: int = 0
     augment: bool = False
+    trunk_of: Network | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it, for the settings of a part."""
-        return asdict(self) | {"settings": dict(self.settings), "keep": list(self.keep)}
+        values = asdict(self) | {"settings": dict(self.settings), "keep": list(self.keep)}
+        if self.trunk_of is None:
+            del values["trunk_of"]
+        else:
+            values["trunk_of"] = self.trunk_of.to_dict()
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Network:
@@ -51,7 +58,15 @@ class Network:
             key: tuple(value) if isinstance(value, list) else value
             for key, value in values["settings"].items()
         }
-        return cls(**{**values, "settings": settings, "keep": tuple(values["keep"])})
+        trunk_of = values.get("trunk_of")
+        return cls(
+            **{
+                **values,
+                "settings": settings,
+                "keep": tuple(values["keep"]),
+                "trunk_of": None if trunk_of is None else cls.from_dict(trunk_of),
+            }
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +96,10 @@ class Workshop:
         run = Run(self.folder / f"{network.name}-{seed}")
         data = DataConfig(name=network.data, limit=network.limit, augment=network.augment)
         dataset, _ = load_data(data, data_dir=self.data_dir, seed=seed)
-        config = resolve(data, dataset, {**network.settings, "seed": seed})
+        chosen = {**network.settings, "seed": seed}
+        if network.trunk_of is not None:
+            chosen["trunk_from"] = str(self.trained(network.trunk_of, seed).path)
+        config = resolve(data, dataset, chosen)
         done = run.model_path.exists() and not config.differences(run.config())
         if not done:
             self.say(f"Training {network.name}, seed {seed}, into {run.path}.")
@@ -128,7 +146,6 @@ def _networks_in(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Every network that settings hold, at whatever depth."""
     if {"name", "data", "settings"} <= set(settings):
         yield settings
-        return
     for value in settings.values():
         if isinstance(value, Mapping):
             yield from _networks_in(value)

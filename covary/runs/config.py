@@ -110,6 +110,8 @@ class ModelConfig:
         hidden: units of the hidden layers.
         trunk: ``"lenet"``, ``"lenet5"`` or ``"vgg13"`` for a convolutional trunk of ordinary layers
             before the first moments (a mixed network), or none.
+        trunk_from: folder of a run whose trained trunk is taken, and not trained further; empty for
+            a trunk that is trained with the rest.
         activation: a name of ``covary.activations``.
         noise: sigma of the input and of each hidden layer, or one for all.
         covariance: how it is held in training; evaluation always has one per sample.
@@ -126,6 +128,7 @@ class ModelConfig:
 
     hidden: tuple[int, ...]
     trunk: str = ""
+    trunk_from: str = ""
     activation: str = "relu"
     noise: tuple[float, ...] = (0.2,)
     covariance: str = "shared"
@@ -140,6 +143,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.trunk:
             _check_choice("trunk", self.trunk, tuple(TRUNKS))
+        if self.trunk_from and not self.trunk:
+            raise ValueError(f"Which trunk is taken from {self.trunk_from}? None is named.")
         if self.poisson and (self.trunk or not self.is_image):
             raise ValueError(
                 "poisson takes pixels as rates, so it is for images without a trunk: standardised "
@@ -181,7 +186,8 @@ class ModelConfig:
             shift, scale = (0.0, 255.0) if self.poisson else (127.5, 127.5)
             layers["standardize"] = Standardize(torch.tensor(shift), torch.tensor(scale))
             if self.trunk:
-                layers["trunk"] = TRUNKS[self.trunk](self.input_shape)
+                trunk = TRUNKS[self.trunk](self.input_shape)
+                layers["trunk"] = models.Frozen(*trunk) if self.trunk_from else trunk
             else:
                 layers["flatten"] = Flatten()
         else:

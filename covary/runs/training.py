@@ -167,6 +167,8 @@ def train(
     seed = config.training.seed
     torch.manual_seed(seed)
     net = config.model.build()
+    if config.model.trunk_from and not run.checkpoint_path.exists():
+        _take_trunk(net, config.model)
     held_out, rows = validation_rows(len(dataset.x), config)
     x, y = dataset.x[rows], dataset.y[rows]
     if not config.model.is_image:
@@ -219,6 +221,20 @@ def _standardize(net: nn.Sequential, x: Tensor, y: Tensor) -> None:
     net.get_submodule("standardize").load_state_dict(Standardize.of(x).state_dict())
     if hasattr(net, "rescale"):
         net.get_submodule("rescale").load_state_dict(Rescale.of(y).state_dict())
+
+
+def _take_trunk(net: nn.Sequential, config: ModelConfig) -> None:
+    """The trained trunk of another run, which has to be of the same kind."""
+    other = Run(config.trunk_from)
+    found = other.config().model
+    if (found.trunk, found.input_shape) != (config.trunk, config.input_shape):
+        theirs = f"a {found.trunk} trunk" if found.trunk else "no trunk"
+        raise RunError(
+            f"{other.path} has {theirs} for inputs of shape {found.input_shape}; this network "
+            f"needs a {config.trunk} trunk for {config.input_shape}."
+        )
+    trunk = other.network().get_submodule("trunk")
+    net.get_submodule("trunk").load_state_dict(trunk.state_dict())
 
 
 def _objective(net: nn.Module, config: RunConfig) -> nn.Module:
