@@ -2,10 +2,56 @@
 
 from __future__ import annotations
 
-from covary.experiments import classification
+from covary.experiments import (
+    classification,
+    covariance_activations,
+    images,
+    mechanism,
+    sensitivity,
+    theorems,
+    uci,
+)
 from covary.experiments.experiment import Experiment
 
-EXPERIMENTS: tuple[Experiment, ...] = (*classification.EXPERIMENTS,)
+_ORDER = (
+    "mnist-relu",
+    "cifar10-relu",
+    "mnist-lif",
+    "ood-notmnist",
+    "fgsm",
+    "uci",
+    "mechanism",
+    "correlation",
+    "activations",
+    "network-relu",
+    "network-heaviside",
+    "shared-mnist",
+    "shared-cifar10",
+    "shared-ood",
+    "uci-shared",
+    "image-accuracy-shared",
+    "mnist-heaviside",
+    "cifar10-heaviside",
+    "image-accuracy",
+    "sensitivity",
+    "theorem-1",
+    "theorem-2",
+    "theorem-3",
+)
+_KNOWN = {
+    experiment.name: experiment
+    for topic in (
+        classification,
+        covariance_activations,
+        images,
+        mechanism,
+        sensitivity,
+        theorems,
+        uci,
+    )
+    for experiment in topic.EXPERIMENTS
+}
+EXPERIMENTS: tuple[Experiment, ...] = tuple(_KNOWN[name] for name in _ORDER)
 
 
 def names() -> list[str]:

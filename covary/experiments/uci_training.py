@@ -14,14 +14,14 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-import covary
 from covary import activations, data
 from covary.covariance import Full
 from covary.estimators.folds import Part as Rows
 from covary.estimators.folds import cross_validation, one_part
 from covary.estimators.standardized import Standardized
-from covary.models import noise_of
+from covary.models import mlp, noise_of, with_covariance
 from covary.moments import Moments
+from covary.nn import Linear
 from covary.replicas import ReplicaBatches
 from covary.training import TrainingConfig, fit
 from covary.uncertainty.fidelity import gathered
@@ -151,8 +151,8 @@ class Stack(nn.Module):
         return self.templates
 
 
-def _linear(net: nn.Module) -> list[covary.nn.Linear]:
-    return [each for each in net.children() if isinstance(each, covary.nn.Linear)]
+def _linear(net: nn.Module) -> list[Linear]:
+    return [each for each in net.children() if isinstance(each, Linear)]
 
 
 class Job(NamedTuple):
@@ -186,7 +186,7 @@ def _train(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(job.seed)
             widths = [job.data.x.shape[1], *hidden, job.data.y.shape[1]]
-            nets.append(covary.mlp(widths, activation=activation, noise=job.noise))
+            nets.append(mlp(widths, activation=activation, noise=job.noise))
     stack = Stack(nets, activation)
     # Data that several networks have in common are there once.
     sources = list({id(job.data): job.data for job in jobs}.values())
@@ -213,7 +213,7 @@ def epochs_of(steps: int, samples: int, batch_size: int) -> int:
 
 def predicted(net: nn.Module, x: Tensor, covariance: str = "full") -> Moments:
     """What a network says of inputs (n, d), with covariances held like that."""
-    held = covary.with_covariance(net, covariance)
+    held = with_covariance(net, covariance)
     widest = max(layer.weight.shape[0] for layer in _linear(net))
     size = max(1, _NUMBERS_AT_A_TIME // widest**2)
     with torch.no_grad():

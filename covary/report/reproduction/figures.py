@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from covary.report.drawing import Drawing
-from covary.report.reproduction import classifiers, networks
+from covary.report.reproduction import classifiers, images, mechanism, networks, theory, uci
+from covary.report.reproduction.layout import Record
 from covary.report.reproduction.table import Table
 
-FIGURES: dict[str, Callable[[Mapping[str, Any]], Drawing]] = {
+FIGURES: dict[str, Callable[[Record], Drawing]] = {
     **classifiers.FIGURES,
     **networks.FIGURES,
+    **mechanism.FIGURES,
+    **theory.FIGURES,
+    **images.FIGURES,
+    **uci.FIGURES,
 }
-TABLES: dict[str, Callable[[Mapping[str, Any]], Table]] = {}
+TABLES: dict[str, Callable[[Record], Table]] = {**images.TABLES, **uci.TABLES}

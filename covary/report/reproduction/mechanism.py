@@ -28,6 +28,16 @@ def mechanism(record: Record) -> Drawing:
     letter(axes[0], "a", "entropy in the plane")
     letter(axes[1], "b", "samples")
     letter(axes[2], "c", "entropy and distance")
+    figure.legend(
+        handles=[
+            swatch("class A", BLUE, "", "o"),
+            swatch("class B", TEAL, "", "o"),
+            swatch("wrong", ORANGE, "", "x"),
+            swatch("averages in bins", BLUE, "-", "o"),
+        ],
+        loc="outside lower right",
+        ncols=4,
+    )
     numbers = {
         name: spread([part["metrics"][metric] for part in parts])
         for name, metric in (
@@ -59,6 +69,7 @@ def _plane(axes: Axes, square: Record) -> None:
         extent=(-reach, reach, -reach, reach),
         cmap="viridis",
         interpolation="bilinear",
+        aspect="auto",
     )
     if lead.min() < 0 < lead.max():
         ticks = np.linspace(-reach, reach, len(lead))
@@ -71,7 +82,7 @@ def _plane(axes: Axes, square: Record) -> None:
     axes.grid(visible=False)
     axes.set_xlabel("x1")
     axes.set_ylabel("x2")
-    axes.figure.colorbar(image, ax=axes, orientation="horizontal", label="entropy (nats)")
+    axes.figure.colorbar(image, ax=axes, label="entropy (nats)", use_gridspec=False)
 
 
 def _samples(axes: Axes, samples: Record) -> None:
@@ -86,22 +97,8 @@ def _samples(axes: Axes, samples: Record) -> None:
         line(0.0, color=SLATE, lw=0.8, ls=":")
     axes.set_xlim(-3, 3)
     axes.set_ylim(-3, 3)
-    axes.set_aspect("equal")
     axes.set_xlabel("x1")
     axes.set_ylabel("x2")
-    handles = [
-        swatch("A", BLUE, "", "o"),
-        swatch("B", TEAL, "", "o"),
-        swatch("wrong", ORANGE, "", "x"),
-    ]
-    axes.legend(
-        handles=handles,
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.24),
-        ncols=3,
-        columnspacing=0.8,
-        handletextpad=0.1,
-    )
 
 
 def _distances(axes: Axes, samples: Record, bins: list[Record]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from covary.report.drawing import (
     AMBER,
@@ -35,6 +36,7 @@ def _logarithmic(axes: Axes, *which: str) -> None:
     for axis in which:
         getattr(axes, f"set_{axis}scale")("log")
         plain_ticks(axes, axis)
+        getattr(axes, f"{axis}axis").set_minor_formatter(NullFormatter())
 
 
 # Logistic regression
@@ -88,6 +90,7 @@ def _heat(axes: Axes, square: Record, key: str, limits: tuple[float, float]) -> 
         cmap="viridis",
         vmin=limits[0],
         vmax=limits[1],
+        interpolation="bilinear",
     )
     # Where w x = 0.
     ends = np.array([-reach, reach]) * min(1.0, w2 / w1)
@@ -97,7 +100,7 @@ def _heat(axes: Axes, square: Record, key: str, limits: tuple[float, float]) -> 
     axes.grid(visible=False)
     axes.set_xlabel("x1")
     axes.set_ylabel("x2")
-    axes.figure.colorbar(image, ax=axes, label="nats")
+    axes.figure.colorbar(image, ax=axes, label="nats", use_gridspec=False)
 
 
 def _curves(axes: Axes, series: Record) -> None:
@@ -121,7 +124,7 @@ def _curves(axes: Axes, series: Record) -> None:
     axes.axhline(0.0, color=SLATE, lw=0.8, ls=":")
     axes.set_xlabel("distance to the boundary")
     axes.set_ylabel("entropy (nats)")
-    axes.legend(loc="lower left")
+    axes.legend(loc="lower left", borderaxespad=0.6)
 
 
 # Covariance activations
@@ -153,7 +156,8 @@ def activations(record: Record) -> Drawing:
         )
         ends = [0.0, float(max(points["analytic"].max(), points["sampled"].max()))]
         panel.plot(ends, ends, ":", color=ORANGE, lw=1.3, zorder=3)
-        panel.ticklabel_format(style="plain")
+        panel.xaxis.set_major_locator(MaxNLocator(4))
+        panel.yaxis.set_major_locator(MaxNLocator(4))
         panel.set_xlabel("covariance activation")
         panel.set_ylabel("Monte Carlo")
         letter(panel, "", f"{_ACTIVATIONS[name]}, {label.replace('=', ' = ')}")
@@ -190,7 +194,7 @@ def theorem_1(record: Record) -> Drawing:
             norms = np.array(series["gradient"])
             axes[1].plot(step, norms / norms[0], dash, color=colour, lw=1.0, alpha=0.8)
     for panel, words in zip(
-        axes, ("relative difference of steps", "gradient, of that at the start"), strict=True
+        axes, ("relative difference", "gradient, of that at the start"), strict=True
     ):
         _logarithmic(panel, "x", "y")
         panel.set_xlabel("step")
@@ -204,7 +208,7 @@ def theorem_1(record: Record) -> Drawing:
         ncols=2,
     )
     differences = ", ".join(
-        f"{words} {_values(_labelled(record, label), 'step_difference')}"
+        f"{words} {_values(_labelled(record, label), 'difference')}"
         for label, (words, _, _) in _STEPS.items()
     )
     left = ", ".join(
@@ -213,9 +217,11 @@ def theorem_1(record: Record) -> Drawing:
     )
     return Drawing(
         name=record["experiment"],
-        alt=f"Largest relative difference of steps: {differences}. Gradient left: {left}.",
-        caption="a: how far a step of SMUC is from the two-step Riemannian form at the same "
-        "weights; the dotted line is what counts as rounding. b: norm of the expected SMUC "
+        alt=f"Largest relative difference of SMUC and the Riemannian form: {differences}. "
+        f"Gradient left: {left}.",
+        caption="a: how far SMUC is from the two-step Riemannian form: the weights, where both go "
+        "their own way from one start (one layer), and the next step from the same weights "
+        "(several layers). Below the dotted line is rounding. b: norm of the expected SMUC "
         "gradient. Each line is one seed.",
         figure=figure,
     )

@@ -1,0 +1,214 @@
+"""Teacher and student: two networks of Heaviside units that differ in the noise they know of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from covary import activations
+
+HEAVISIDE = activations.get("heaviside")
+DTYPE = torch.float64
+
+
+class Layer(NamedTuple):
+    """What a layer makes of B inputs; n units. Of a linear readout ``z`` and ``gain`` are empty."""
+
+    z: Tensor  # (B, n) mean over standard deviation, before the activation
+    var: Tensor  # (1 | B, n) variance before the activation
+    gain: Tensor  # (B, n) slope of the mean
+    mean: Tensor  # (B, n)
+    cov: Tensor  # (1 | B, n, n)
+
+    @property
+    def variance(self) -> Tensor:
+        """(1 | B, n) the diagonal of the covariance."""
+        return self.cov.diagonal(dim1=-2, dim2=-1)
+
+
+@dataclass(frozen=True)
+class Stepwise:
+    """A moment network of Heaviside units, with the noise that it takes to be there.
+
+    Attributes:
+        weights: (n, m) of each layer.
+        biases: (n,) of each layer.
+        input_cov: (m, m) covariance of the input.
+        noise: sigma before each activation.
+        readout: whether the last layer is linear; it then has no noise.
+    """
+
+    weights: tuple[Tensor, ...]
+    biases: tuple[Tensor, ...]
+    input_cov: Tensor
+    noise: float
+    readout: bool = False
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """Weights and biases."""
+        return (*self.weights, *self.biases)
+
+    def with_parameters(self, parameters: Sequence[Tensor]) -> Stepwise:
+        """The same noise with other weights and biases."""
+        count = len(self.weights)
+        return replace(
+            self, weights=tuple(parameters[:count]), biases=tuple(parameters[count : 2 * count])
+        )
+
+    def layers(self, x: Tensor) -> list[Layer]:
+        """Moments after every layer for inputs (B, m).
+
+        Gradients go through means alone (SMUC), in the way of ``covary.nn``: docs/theory.md,
+        eqs. (2) and (3). Written out here because the theorems are about what is in between.
+        """
+        mean, cov = x, self.input_cov[None]
+        found = []
+        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            mu = mean @ weight.mT + bias
+            with torch.no_grad():
+                before = weight @ cov @ weight.mT
+            if self.readout and i == len(self.weights) - 1:
+                nothing = mu.new_zeros(0)
+                found.append(Layer(nothing, nothing, nothing, mu, before))
+                break
+            with torch.no_grad():
+                before = before + self.noise**2 * torch.eye(len(weight), dtype=DTYPE)
+                var = before.diagonal(dim1=-2, dim2=-1)
+            mean, variance, gain = HEAVISIDE(mu, var)
+            with torch.no_grad():
+                cov = with_diagonal(gain[:, :, None] * before * gain[:, None, :], variance)
+                found.append(Layer(mu / var.sqrt(), var, gain, mean, cov))
+            found[-1] = found[-1]._replace(mean=mean)
+        return found
+
+    def output(self, x: Tensor) -> Tensor:
+        """(B, n) means of the last layer."""
+        return self.layers(x)[-1].mean
+
+
+def with_diagonal(matrix: Tensor, diagonal: Tensor) -> Tensor:
+    """(B, n, n) with another diagonal (B, n)."""
+    return matrix + torch.diag_embed(diagonal - matrix.diagonal(dim1=-2, dim2=-1))
+
+
+def off_diagonal(matrix: Tensor) -> Tensor:
+    """(B, n, n) with nothing on the diagonal."""
+    return matrix - torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1))
+
+
+def drawn(
+    widths: Sequence[int],
+    generator: torch.Generator,
+    *,
+    input_cov: Tensor,
+    noise: float,
+    readout: bool = False,
+    gain: float = 2.0,
+    offset: float = 0.5,
+) -> Stepwise:
+    """Random weights of deviation ``gain / sqrt(m)``, and biases of deviation ``offset``.
+
+    Behind Heaviside units, whose signals are 0 or 1, biases are centred on signals of one half:
+    units would be on or off for all inputs otherwise.
+    """
+    weights, biases = [], []
+    for i, (before, after) in enumerate(pairwise(widths)):
+        weight = normal((after, before), generator) * gain / math.sqrt(before)
+        bias = normal((after,), generator) * offset
+        weights.append(weight)
+        biases.append(bias - weight.sum(1) / 2 if i else bias)
+    return Stepwise(tuple(weights), tuple(biases), input_cov, noise, readout)
+
+
+def normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Standard normal numbers."""
+    return torch.randn(tuple(shape), generator=generator, dtype=DTYPE)
+
+
+def random_covariance(size: int, generator: torch.Generator, *, trace: float) -> Tensor:
+    """(m, m) positive definite, with correlations; its average variance is ``trace / m``."""
+    factor = normal((size, size), generator) / math.sqrt(size)
+    matrix = factor @ factor.mT + 0.1 * torch.eye(size, dtype=DTYPE)
+    return matrix * (trace / matrix.trace())
+
+
+def posed(settings: Mapping[str, Any], generator: torch.Generator) -> tuple[Stepwise, Stepwise]:
+    """A teacher and a student of the same widths that take other noise to be there.
+
+    The teacher's input covariance is random, the student's is a multiple of the identity. Settings:
+    ``widths``, ``readout``, ``input_variance`` (average, of both), ``noise`` (of both) and
+    ``start``: ``"random"``, or ``"near"`` for the teacher's parameters with a tenth of their spread
+    added, or ``"informed"`` for that and the teacher's noise.
+    """
+    widths, readout = settings["widths"], settings["readout"]
+    known, assumed = settings["input_variance"]
+    covariance = random_covariance(widths[0], generator, trace=known * widths[0])
+    teacher = drawn(
+        widths, generator, input_cov=covariance, noise=settings["noise"][0], readout=readout
+    )
+    student = drawn(
+        widths,
+        generator,
+        input_cov=assumed * torch.eye(widths[0], dtype=DTYPE),
+        noise=settings["noise"][1],
+        readout=readout,
+    )
+    if settings["start"] != "random":
+        student = student.with_parameters(
+            [each + 0.1 * each.std() * normal(each.shape, generator) for each in teacher.parameters]
+        )
+    if settings["start"] == "informed":
+        student = replace(student, input_cov=teacher.input_cov, noise=teacher.noise)
+    return teacher, student
+
+
+class Trained(NamedTuple):
+    """A student after training, and how it went."""
+
+    student: Stepwise
+    losses: list[float]
+    gradients: list[float]  # norms of the SMUC gradient
+
+
+def loss_of(output: Tensor, target: Tensor) -> Tensor:
+    """Half the squared distance of means (B, n), averaged over inputs."""
+    return (output - target).square().sum(-1).mean() / 2
+
+
+def smuc_gradient(student: Stepwise, x: Tensor, target: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The loss, and its gradient with all second cumulants held constant, by parameter."""
+    parameters = [each.detach().requires_grad_() for each in student.parameters]
+    loss = loss_of(student.with_parameters(parameters).output(x), target)
+    return loss.detach(), list(torch.autograd.grad(loss, parameters))
+
+
+def norm(gradient: Sequence[Tensor]) -> float:
+    """The Euclidean norm over all parameters."""
+    return math.sqrt(sum(each.square().sum().item() for each in gradient))
+
+
+def trained(student: Stepwise, x: Tensor, target: Tensor, *, steps: int, lr: float) -> Trained:
+    """Train by SMUC on all inputs at once: Adam, its rate going down to 0 along a cosine."""
+    parameters = [each.clone().requires_grad_() for each in student.parameters]
+    optimizer = torch.optim.Adam(parameters, lr=lr)
+    losses, gradients = [], []
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / steps))
+        loss = loss_of(student.with_parameters(parameters).output(x), target)
+        grads = torch.autograd.grad(loss, parameters)
+        for parameter, gradient in zip(parameters, grads, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        losses.append(loss.item())
+        gradients.append(norm(grads))
+    return Trained(
+        student.with_parameters([each.detach() for each in parameters]), losses, gradients
+    )

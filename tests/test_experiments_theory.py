@@ -1,0 +1,444 @@
+"""Experiments of mathematics and small networks, against brute force."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import mpmath as mp
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+from scipy.stats import multivariate_normal
+
+from covary.covariance import Full
+from covary.experiments import (
+    covariance_activations,
+    deviation,
+    learned_moments,
+    mechanism,
+    riemannian,
+    sensitivity,
+    teacher_student,
+    theorems,
+)
+from covary.experiments.running import reproduce
+from covary.experiments.teacher_student import DTYPE, Stepwise, normal
+from covary.experiments.workshop import Workshop
+from covary.moments import Moments
+from covary.nn import Activation, Linear, Noise
+from covary.report.reproduction import mechanism as mechanism_figures
+from covary.report.reproduction import theory as theory_figures
+from tests import reference
+
+ROWS = (
+    *mechanism.EXPERIMENTS,
+    *sensitivity.EXPERIMENTS,
+    *covariance_activations.EXPERIMENTS,
+    *theorems.EXPERIMENTS,
+)
+FIGURES = {**mechanism_figures.FIGURES, **theory_figures.FIGURES}
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def posed(seed=0, *, widths=(5, 6, 4), readout=False, start="random"):
+    settings = {
+        "widths": list(widths),
+        "readout": readout,
+        "start": start,
+        "input_variance": [0.3, 0.05],
+        "noise": [0.3, 0.5],
+    }
+    generator = seeded(seed)
+    return *teacher_student.posed(settings, generator), generator
+
+
+# Every row runs, and its figure is drawn from what was stored.
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_rows_run_and_have_figures(row, tmp_path):
+    record = reproduce(row, "smoke", Workshop(folder=tmp_path), results=tmp_path / "results")
+    labels = {part.label for part in row.parts["paper"]}
+    for claim in row.claims:
+        assert claim.label in ("", *labels)
+        assert claim.values(record["parts"]) or claim.label == "constant", claim.metric
+    drawing = FIGURES[row.name](record)
+    assert drawing.name == row.name
+    assert drawing.caption.endswith(".")
+    assert any(character.isdigit() for character in drawing.alt)
+    drawing.figure.savefig(tmp_path / "figure.png")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_paper_scale_has_three_seeds_of_everything(row):
+    labels = {part.label for part in row.parts["paper"]}
+    for label in labels:
+        assert len([part for part in row.parts["paper"] if part.label == label]) >= 3
+
+
+# Mechanism
+
+
+def test_bins_average_what_is_in_them():
+    distance = np.array([0.01] * 10 + [0.11] * 12 + [0.35] * 3)
+    entropy = np.array([4.0, 6.0] * 5 + [1.0] * 12 + [9.0] * 3)
+    bins = mechanism.by_distance(distance, entropy)
+    assert bins["entropy"] == [5.0, 1.0]  # three samples are too few for a bin
+    assert bins["deviation"] == [1.0, 0.0]
+    np.testing.assert_allclose(bins["distance"], [0.01, 0.11])
+
+
+# Sensitivity
+
+
+@pytest.mark.parametrize("m", [0.0, 0.7, -2.0, 6.0])
+@pytest.mark.parametrize("v", [0.3, 1.25, 4.0])
+def test_exact_entropy_is_the_integral_over_the_density(m, v):
+    """-int p log p dy for the logit-normal density of y, which is integrated over s."""
+
+    def integrand(s):
+        density = math.exp(-((s - m) ** 2) / (2 * v)) / math.sqrt(2 * math.pi * v)
+        slope = 1 / (4 * math.cosh(s / 2) ** 2)
+        return -density * math.log(density / slope)
+
+    reach = 12 * math.sqrt(v)
+    expected, _ = quad(integrand, m - reach, m + reach, points=[m, 0.0], limit=200)
+    assert sensitivity.exact_entropy(m, v) == pytest.approx(expected, abs=1e-6)
+
+
+def test_gaussian_entropy_has_the_variance_of_samples():
+    s = 0.8 + math.sqrt(1.25) * np.random.default_rng(0).standard_normal(400_000)
+    expected = 0.5 * math.log(2 * math.pi * math.e * (1 / (1 + np.exp(-s))).var())
+    assert sensitivity.gaussian_entropy(0.8) == pytest.approx(expected, abs=0.01)
+
+
+def test_linear_entropy_is_too_high_everywhere():
+    m = np.linspace(-8, 8, 101)
+    assert (sensitivity.linear_entropy(m) > sensitivity.exact_entropy(m)).all()
+
+
+@pytest.mark.parametrize(
+    ("draw", "expected"),
+    [
+        (lambda rng: rng.uniform(0, 3, 50_000), math.log(3)),
+        (
+            lambda rng: 0.2 * rng.standard_normal(50_000),
+            0.5 * math.log(2 * math.pi * math.e * 0.04),
+        ),
+        (lambda rng: rng.exponential(2.0, 50_000), 1 + math.log(2)),
+    ],
+    ids=["uniform", "normal", "exponential"],
+)
+def test_entropy_from_samples(draw, expected):
+    found = sensitivity.sampled_entropy(draw(np.random.default_rng(1)))
+    assert found == pytest.approx(expected, abs=0.015)
+
+
+# Covariance activations
+
+PAIRS = [((0.3, -0.8), (1.0, 0.5)), ((-1.5, -1.0), (0.7, 1.2))]
+
+
+@pytest.mark.parametrize("name", covariance_activations.NAMES)
+@pytest.mark.parametrize("rho", [0.2, -0.4])
+def test_exact_covariances(name, rho):
+    mean, stddev = (np.array(each) for each in zip(*PAIRS, strict=True))
+    pairs = covariance_activations.Pairs(mean, stddev, rho)
+    expected = [
+        float(reference.pair_covariance(name, tuple(m), tuple(s**2), rho))
+        for m, s in zip(mean, stddev, strict=True)
+    ]
+    np.testing.assert_allclose(covariance_activations.exact(name, pairs), expected, rtol=1e-9)
+
+
+def test_exact_heaviside_covariance_is_a_bivariate_probability():
+    pairs = covariance_activations.drawn(5, 0.3, np.random.default_rng(0))
+    for (a, b), found in zip(
+        pairs.z, covariance_activations.exact("heaviside", pairs), strict=True
+    ):
+        both = multivariate_normal.cdf([a, b], cov=[[1, 0.3], [0.3, 1]])
+        assert found == pytest.approx(both - float(mp.ncdf(a) * mp.ncdf(b)), abs=1e-6)
+
+
+def test_first_order_is_the_slope_of_the_exact_covariance():
+    rng = np.random.default_rng(0)
+    pairs = covariance_activations.drawn(20, 1e-6, rng)
+    for name in covariance_activations.NAMES:
+        first, exact = (
+            each(name, pairs)
+            for each in (covariance_activations.first_order, covariance_activations.exact)
+        )
+        np.testing.assert_allclose(first, exact, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rho", [0.01, 0.2])
+def test_monte_carlo_agrees_within_its_error(rho):
+    rng = np.random.default_rng(3)
+    pairs = covariance_activations.drawn(20, rho, rng)
+    for name, (seen, error) in covariance_activations.sampled(pairs, 200_000, rng).items():
+        exact = covariance_activations.exact(name, pairs)
+        assert np.linalg.norm(seen - exact) < 1.6 * np.linalg.norm(error)
+        assert np.linalg.norm(seen - exact) > 0.4 * np.linalg.norm(error)
+        assert np.linalg.norm(error) < 0.12 * np.linalg.norm(exact)
+
+
+def test_unknown_exact_covariance_says_what_is_known():
+    pairs = covariance_activations.drawn(2, 0.1, np.random.default_rng(0))
+    with pytest.raises(ValueError, match="heaviside, relu, not of tanh"):
+        covariance_activations.exact("tanh", pairs)
+
+
+# Teacher and student
+
+
+@pytest.mark.parametrize("readout", [False, True])
+def test_layers_are_those_of_covary(readout):
+    teacher, _, generator = posed(widths=(5, 7, 6, 3), readout=readout)
+    x = normal((9, 5), generator)
+    moments = Moments(x, Full(teacher.input_cov[None], added=torch.zeros(1, 1, dtype=DTYPE)))
+    for i, layer in enumerate(teacher.layers(x)):
+        linear = Linear(teacher.weights[i].shape[1], len(teacher.weights[i]), dtype=DTYPE)
+        linear.load_state_dict({"weight": teacher.weights[i], "bias": teacher.biases[i]})
+        moments = linear(moments)
+        if not (readout and i == 2):
+            moments = Activation("heaviside")(Noise(teacher.noise)(moments))
+        torch.testing.assert_close(layer.mean, moments.mean)
+        torch.testing.assert_close(layer.cov, moments.covariance_matrix, rtol=1e-9, atol=1e-12)
+
+
+def test_gradients_hold_second_cumulants_constant():
+    """By finite differences of the means, with variances frozen where they are."""
+    _, student, generator = posed()
+    x = normal((7, 5), generator)
+    target = normal((7, 4), generator)
+    variances = [layer.var for layer in student.layers(x)]
+
+    def frozen(weight):
+        mean = x
+        for w, b, var in zip((weight, student.weights[1]), student.biases, variances, strict=True):
+            mean = torch.special.ndtr((mean @ w.mT + b) / var.sqrt())
+        return teacher_student.loss_of(mean, target).item()
+
+    _, gradient = teacher_student.smuc_gradient(student, x, target)
+    for i, j in ((0, 0), (3, 2), (5, 4)):
+        step = torch.zeros_like(student.weights[0])
+        step[i, j] = 1e-6
+        slope = (frozen(student.weights[0] + step) - frozen(student.weights[0] - step)) / 2e-6
+        assert gradient[0][i, j].item() == pytest.approx(slope, rel=1e-5, abs=1e-9)
+
+
+def test_random_covariances_are_positive_definite_with_the_trace_asked_for():
+    matrix = teacher_student.random_covariance(6, seeded(), trace=1.8)
+    assert torch.linalg.eigvalsh(matrix).min() > 0
+    assert matrix.trace().item() == pytest.approx(1.8)
+
+
+# The first theorem
+
+
+@pytest.mark.parametrize("arbitrary", [False, True])
+def test_one_step_on_the_manifold_is_one_step_of_smuc(arbitrary):
+    teacher, student, generator = posed(widths=(5, 4))
+    x = normal((20, 5), generator)
+    labels = normal((20, 4), generator)
+    target = teacher.layers(x)[0].var[0]
+    if arbitrary:
+        target = target * normal((4,), generator).exp()
+    rate = 0.7
+    start = torch.cat([student.weights[0], student.biases[0][:, None]], 1)
+    own = student.layers(x)[0].var[0]
+    at = riemannian.onto_manifold(
+        riemannian.Scaled(start, torch.ones(4, dtype=DTYPE)),
+        target,
+        student.input_cov,
+        student.noise,
+    )
+    torch.testing.assert_close(at.scale, (target / own).sqrt())
+    after = riemannian.riemannian_step(at, x, labels, target=target, student=student, rate=rate)
+    gradient = riemannian.library_gradient(student, x, labels)
+    moved = student.with_parameters(
+        [p - rate * g for p, g in zip(student.parameters, gradient, strict=True)]
+    )
+    weight = after.weight / after.scale[:, None]
+    torch.testing.assert_close(weight[:, :-1], moved.weights[0], rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(weight[:, -1], moved.biases[0], rtol=1e-12, atol=1e-13)
+    # It is on the manifold, and the paper's manifold is not where it was.
+    inputs = after.weight[:, :-1]
+    variance = torch.einsum("ij,jk,ik->i", inputs, student.input_cov, inputs)
+    torch.testing.assert_close(variance + (after.scale * student.noise) ** 2, target)
+    assert ((after.scale / at.scale - 1).abs() > 1e-4).any()
+
+
+def test_gradients_of_the_library_are_smuc():
+    _, student, generator = posed(widths=(5, 6, 6, 3), readout=True)
+    x, labels = normal((8, 5), generator), normal((8, 3), generator)
+    _, expected = teacher_student.smuc_gradient(student, x, labels)
+    found = riemannian.library_gradient(student, x, labels)
+    assert riemannian.difference(found, expected) < 1e-12
+
+
+@pytest.mark.parametrize(("batch", "equal"), [(1, True), (16, False)])
+def test_rescaling_is_exact_for_one_input_alone_behind_the_first_layer(batch, equal):
+    teacher, student, generator = posed(widths=(5, 6, 6, 3), readout=True)
+    x, labels = normal((batch, 5), generator), normal((batch, 3), generator)
+    variances = [layer.var for layer in teacher.layers(x)]
+    found = riemannian.rescaled_gradient(student, variances, x, labels)
+    apart = riemannian.difference(found, riemannian.library_gradient(student, x, labels))
+    assert (apart < 1e-12) if equal else (apart > 1e-3)
+
+
+def test_noisy_labels_have_the_moments_of_the_teacher():
+    teacher, _, generator = posed(widths=(5, 3))
+    layer = teacher.layers(normal((1, 5), generator).expand(100_000, -1))[0]
+    layer = layer._replace(cov=layer.cov.expand(100_000, -1, -1))
+    labels = riemannian.noisy_labels(layer, generator)
+    torch.testing.assert_close(labels.mean(0), layer.mean[0], rtol=0, atol=0.01)
+    torch.testing.assert_close(torch.cov(labels.mT), layer.cov[0], rtol=0, atol=0.01)
+
+
+# The second theorem
+
+
+def test_matching_undoes_permutations_and_flips():
+    teacher, _, generator = posed(widths=(5, 6, 4), readout=True)
+    x = normal((40, 5), generator)
+    order = torch.tensor([3, 0, 5, 1, 2, 4])
+    sign = torch.tensor([1.0, -1, 1, -1, -1, 1], dtype=DTYPE)
+    first, second = teacher.weights
+    # v -> 1 - v where the sign is -1: Theta(-x) = 1 - Theta(x).
+    other = teacher.with_parameters(
+        [
+            sign[:, None] * first[order],
+            sign * second[:, order],
+            sign * teacher.biases[0][order],
+            teacher.biases[1] + (second[:, order] * (sign < 0)).sum(1),
+        ]
+    )
+    found = learned_moments.errors(teacher, other, x)
+    for name, values in found.items():
+        np.testing.assert_allclose(values, 0, atol=1e-10, err_msg=name)
+    raw = (teacher.layers(x)[0].mean - other.layers(x)[0].mean).norm()
+    assert raw > 0.1
+
+
+def test_one_layer_reaches_its_teacher_and_its_weights_are_known():
+    teacher, student, generator = posed(widths=(4, 3))
+    x = normal((60, 4), generator)
+    squared = learned_moments.attainable(teacher, student)
+    assert (squared > 0).all()
+    known = student.with_parameters(
+        [squared.sqrt()[:, None] * teacher.weights[0], squared.sqrt() * teacher.biases[0]]
+    )
+    torch.testing.assert_close(known.output(x), teacher.output(x), rtol=1e-12, atol=1e-13)
+    result = teacher_student.trained(student, x, teacher.output(x), steps=600, lr=0.05)
+    torch.testing.assert_close(result.student.weights[0], known.weights[0], rtol=0.02, atol=0.02)
+    assert result.gradients[-1] < 1e-3 * result.gradients[0]
+
+
+def test_what_a_loud_student_cannot_have():
+    teacher, student, _ = posed(widths=(4, 3))
+    loud = replace(student, input_cov=5 * torch.eye(4, dtype=DTYPE))
+    assert (learned_moments.attainable(teacher, loud) < 0).all()
+    assert learned_moments.scale_spread(teacher, loud, torch.zeros(2, 4, dtype=DTYPE)) is None
+
+
+def test_the_second_layer_needs_a_scale_for_each_input():
+    teacher, student, generator = posed(widths=(5, 6, 6, 3), readout=True)
+    x = normal((50, 5), generator)
+    spread = learned_moments.scale_spread(teacher, student, x)
+    assert spread is not None
+    assert spread > 0.01
+    informed = replace(student, input_cov=teacher.input_cov, noise=teacher.noise)
+    same = learned_moments.scale_spread(teacher, informed, x)
+    assert same == pytest.approx(0, abs=1e-12)
+
+
+# The third theorem
+
+
+def test_deviations_are_differences_of_covariances():
+    """D' = off-diagonal part of J D J^T, against two covariances that are propagated whole."""
+    teacher, _, generator = posed(widths=(5, 6))
+    x = normal((7, 5), generator)
+    layer = teacher.layers(x)[0]
+    assumed = 0.2 * torch.eye(5, dtype=DTYPE)
+    jacobian = layer.gain[:, :, None] * teacher.weights[0]
+    own = teacher_student.with_diagonal(jacobian @ assumed @ jacobian.mT, layer.variance)
+    found = deviation.idealised(teacher, x, assumed)
+    torch.testing.assert_close(found.deviation[1], (layer.cov - own).abs().amax((1, 2)))
+    torch.testing.assert_close(
+        found.deviation[0], (teacher.input_cov - assumed).abs().max().expand(7)
+    )
+
+
+def test_jacobians_are_those_of_the_means():
+    teacher, _, generator = posed(widths=(5, 6, 4))
+    x = normal((1, 5), generator)
+    found = deviation.idealised(teacher, x, torch.eye(5, dtype=DTYPE)).response
+    jacobian = torch.autograd.functional.jacobian(lambda value: teacher.output(value)[0], x)[:, 0]
+    expected = torch.linalg.matrix_norm(jacobian, 2).square()
+    assert found[-1].item() == pytest.approx(expected.item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_corrected_rate_bounds_any_deviation(seed):
+    """Also the worst: every element of the deviation at its largest, with the sign that hurts."""
+    teacher, _, generator = posed(seed, widths=(4, 5))
+    scale = 0.2 + 6 * torch.rand(1, generator=generator, dtype=DTYPE)
+    teacher = teacher.with_parameters([scale * teacher.weights[0], teacher.biases[0]])
+    layer = teacher.layers(normal((3, 4), generator))[0]
+    rates = deviation.rates(teacher.input_cov[None], teacher.weights[0], layer, teacher.noise)
+    sign = teacher.weights[0][0].sign()
+    for worst in (sign[:, None] * sign, normal((4, 4), generator)):
+        symmetric = (worst + worst.mT) / 2
+        grown = deviation.largest(
+            deviation.propagated(symmetric[None], teacher.weights[0], layer)
+        ) / deviation.largest(symmetric)
+        assert (grown <= rates.corrected * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_paper_rate_is_broken_and_the_corrected_one_is_reached(seed):
+    teacher, assumed = deviation.counterexample(seeded(seed))
+    depth = deviation.idealised(teacher, torch.zeros(1, 10, dtype=DTYPE), assumed)
+    grown = depth.deviation[1] / depth.deviation[0]
+    assert torch.linalg.eigvalsh(assumed).min() > 0
+    assert grown.item() > 1.05 * depth.paper[0].item()
+    assert grown.item() == pytest.approx(depth.corrected[0].item(), rel=1e-9)
+
+
+@pytest.mark.parametrize(("length", "holds"), [(0.5, True), (1.0, True), (3.0, False)])
+def test_the_step_that_fails_is_right_for_short_rows(length, holds):
+    """n a b / sqrt((l a^2 + s^2)(l b^2 + s^2)) <= n / sqrt(l^2 + 2 l s^2), for a = b = length."""
+    least, noise = 0.1, 0.4
+    exact = length**2 / (least * length**2 + noise**2)
+    assert (exact <= 1 / math.sqrt(least**2 + 2 * least * noise**2)) is holds
+
+
+def test_balanced_networks_have_one_ratio_of_signal_to_noise():
+    generator = seeded(2)
+    covariance = teacher_student.random_covariance(6, generator, trace=1.0)
+    net = teacher_student.drawn([6, 6, 6], generator, input_cov=covariance, noise=0.3)
+    x = normal((1, 6), generator)
+    for layer in deviation.balanced(net, x, 2.2, generator).layers(x):
+        torch.testing.assert_close(layer.z.abs(), torch.full_like(layer.z, 2.2))
+
+
+def test_rates_of_a_layer_by_hand():
+    """One unit, z = 0: chi = phi(0), lambda of a diagonal covariance is its least element."""
+    net = Stepwise(
+        (torch.tensor([[2.0, 0.0]], dtype=DTYPE),),
+        (torch.zeros(1, dtype=DTYPE),),
+        torch.diag(torch.tensor([0.5, 0.1], dtype=DTYPE)),
+        0.3,
+    )
+    layer = net.layers(torch.zeros(1, 2, dtype=DTYPE))[0]
+    rates = deviation.rates(net.input_cov[None], net.weights[0], layer, net.noise)
+    above = 2 / (2 * math.pi)
+    assert rates.paper.item() == pytest.approx(above / math.sqrt(0.01 + 0.2 * 0.09))
+    assert rates.corrected.item() == pytest.approx(above / (0.1 + 0.09 / 4))
