@@ -103,8 +103,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         claims=(
             *(
                 Claim(
-                    says="With one layer a SMUC step equals the two-step Riemannian form (asked: "
-                    "to rounding; largest relative distance of the two paths).",
+                    says="With one layer a SMUC step equals the two-step Riemannian form to "
+                    "rounding (largest relative distance of the two paths).",
                     metric="difference",
                     label=label,
                     most=1e-10,

@@ -160,7 +160,7 @@ def _best_claims() -> list[Claim]:
     asked = ("boston-housing", "concrete", "energy", "kin8nm", "power-plant", "wine-quality-red")
     return [
         Claim(
-            says=f"{name}: the best of MNN and dMNN; asked: as high, or within 0.05.",
+            says=f"{name}: the best of MNN and dMNN is as high, or within 0.05.",
             metric="best",
             label=name,
             published=f"{published.best_own(name):.2f}",
@@ -201,8 +201,8 @@ def _correlation_claims() -> list[Claim]:
 def _calibrated_claims() -> list[Claim]:
     return [
         Claim(
-            says=f"{name}: asked: our calibrated ensemble as high as any network that propagates "
-            "moments.",
+            says=f"{name}: our calibrated ensemble is as likely as any published network that "
+            "propagates moments (ours, not a claim of the paper).",
             metric="calibrated",
             label=calibrated(name),
             published=f"{best:.2f} (any method: {published.BEST_OF_ALL[name]:.2f})",
