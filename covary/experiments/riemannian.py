@@ -15,7 +15,7 @@ that equation, in the space that has a coordinate more: a is the weight of the u
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -189,7 +189,7 @@ def measure(part: Part, workshop: Workshop) -> Measured:
             "arbitrary": _Follower(student, arbitrary),
         }
     steps, largest, apart = settings["steps"], 0.0, 0.0
-    looks = {"step": [], "gradient": [], "difference": []}  # type: dict[str, list[float]]
+    looks: dict[str, list[float]] = {"step": [], "gradient": [], "difference": []}
     for step in workshop.progress(range(steps), "steps"):
         if step % max(1, steps // _LOOKS) == 0:
             looks["step"].append(step)
@@ -225,5 +225,4 @@ def measure(part: Part, workshop: Workshop) -> Measured:
             "difference_arbitrary": followers["arbitrary"].furthest,
             "manifold_shift": followers["teacher"].shift,
         }
-    series: dict[str, Any] = looks
-    return Measured(numbers, series)
+    return Measured(numbers, looks)

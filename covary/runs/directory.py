@@ -271,12 +271,16 @@ def versions() -> dict[str, str]:
 
 
 def _git_commit() -> str | None:
-    """The commit of covary's own source, if it runs from a clone; marked if files differ."""
-    source = Path(__file__).parent
+    """The commit of covary's own source, if it runs from a clone; marked if files of it differ."""
+    commit, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--", ".")
+    return f"{commit}-dirty" if commit and changes else commit
+
+
+def _git(*arguments: str) -> str | None:
     try:
         ran = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=source,
+            ["git", *arguments],
+            cwd=Path(__file__).parents[1],
             capture_output=True,
             text=True,
             timeout=10,

@@ -201,7 +201,7 @@ def theorem_1(record: Record) -> Drawing:
         panel.set_ylabel(words)
     axes[0].axhline(1e-10, color=SLATE, lw=0.8, ls=":")
     letter(axes[0], "a", "SMUC against the Riemannian form")
-    letter(axes[1], "b", "the gradient vanishes")
+    letter(axes[1], "b", "norm of the gradient")
     figure.legend(
         handles=[swatch(words, colour, dash) for words, colour, dash in _STEPS.values()],
         loc="outside lower center",
@@ -236,6 +236,8 @@ _STUDENTS = {
     "layers-near": "near",
     "layers-random": "random",
 }
+# Errors below this are off the axis: a student that has reached its teacher.
+_ROUNDING = 1e-4
 _MOMENTS = {"mean": "means", "variance": "variances", "covariance": "covariances of pairs"}
 
 
@@ -246,6 +248,7 @@ def theorem_2(record: Record) -> Drawing:
     for panel, (key, words), name in zip(axes, _MOMENTS.items(), "abc", strict=True):
         ticks, names = _students(panel, record, key)
         _logarithmic(panel, "y")
+        panel.set_ylim(bottom=_ROUNDING)
         panel.set_ylabel("relative error")
         panel.set_xticks(ticks, names)
         panel.grid(visible=False, axis="x")
@@ -263,10 +266,10 @@ def theorem_2(record: Record) -> Drawing:
         name=record["experiment"],
         alt=f"Largest relative error of means over layers after training: {told}.",
         caption="Relative errors of a student's moments at each layer, on fresh inputs; dots are "
-        "seeds. One layer: from random weights, and where the student takes its input to be far "
-        "too noisy (loud). Two hidden layers (1, 2) and a readout (out): near the teacher's "
-        "weights and knowing its noise (informed), near them (near), and from random weights "
-        "(random).",
+        "seeds, triangles are those far below the axis. One layer: from random weights, and where "
+        "the student takes its input to be far too noisy (loud). Two hidden layers (1, 2) and a "
+        "readout (out): near the teacher's weights and knowing its noise (informed), near them "
+        "(near), and from random weights (random).",
         figure=figure,
     )
 
@@ -279,9 +282,12 @@ def _students(axes: Axes, record: Record, key: str) -> tuple[list[float], list[s
         count = len(parts[0]["series"]["after"][key])
         for layer in range(count):
             for when, colour in (("before", SLATE), ("after", BLUE)):
-                values = [part["series"][when][key][layer] for part in parts]
-                at = np.full(len(values), place + (0.12 if when == "after" else -0.12))
-                axes.plot(at, values, "o", ms=4.5, mew=0, color=colour, alpha=0.75)
+                at = place + (0.12 if when == "after" else -0.12)
+                for part in parts:
+                    value = part["series"][when][key][layer]
+                    marker = "o" if value > _ROUNDING else "v"
+                    height = max(value, 1.5 * _ROUNDING)
+                    axes.plot(at, height, marker, ms=4.5, mew=0, color=colour, alpha=0.75)
             name = str(layer + 1) if count == 1 or layer < count - 1 else "out"
             ticks.append(place)
             names.append(f"{name}\n{words}" if layer == count // 2 else name)
