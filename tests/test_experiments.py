@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +28,9 @@ from covary.experiments import (
 from covary.experiments.experiment import seeds
 from covary.experiments.statistics import histograms, line
 from covary.report import write_reproduction
-from covary.report.reproduction import words
+from covary.report.reproduction import page, words
 from covary.report.reproduction.figures import FIGURES, TABLES
+from covary.runs import RunError
 from tests.test_cli import covary, strict_json
 
 ROOT = Path(__file__).parent.parent
@@ -123,7 +125,7 @@ def test_parts_that_were_left_out_are_named_as_missing(tmp_path):
     record = reproduce(trial(), "paper", workshop(tmp_path), results=tmp_path, only=["small"])
     assert {part["label"] for part in record["parts"]} == {"small"}
     assert record["missing"] == [{"label": "large", "seed": seed} for seed in range(3)]
-    with pytest.raises(ValueError, match="large, small at scale paper, got medium"):
+    with pytest.raises(ValueError, match="large, small at scale paper, and none medium"):
         reproduce(trial(), "paper", workshop(tmp_path), results=tmp_path, only=["medium"])
     record = reproduce(trial(), "paper", workshop(tmp_path), results=tmp_path)
     assert record["missing"] == []
@@ -136,6 +138,45 @@ def test_results_of_a_larger_scale_are_not_lost(tmp_path):
         reproduce(trial(), "smoke", workshop(tmp_path), results=tmp_path)
     reproduce(trial(), "smoke", workshop(tmp_path), results=tmp_path, overwrite=True)
     assert load(tmp_path, "trial")["scale"] == "smoke"
+
+
+def test_results_are_not_replaced_by_fewer_parts(tmp_path):
+    reproduce(trial(), "paper", workshop(tmp_path), results=tmp_path)
+    elsewhere = Workshop(folder=tmp_path / "elsewhere")
+    with pytest.raises(ResultError, match="has 3 parts that these results lack"):
+        reproduce(trial(), "paper", elsewhere, results=tmp_path, only=["small"])
+    assert len(load(tmp_path, "trial")["parts"]) == 6
+
+
+def test_what_the_paper_does_not_say_does_not_count(tmp_path):
+    claims = (
+        Claim(says="It is large.", metric="number", label="large", least=20.0),
+        Claim(says="So is the other.", metric="number", label="small", least=20.0, ours=True),
+        Claim(says="Here it is.", metric="number", ours=True),
+    )
+    experiment = trial(claims=claims)
+    record = reproduce(experiment, "paper", workshop(tmp_path), results=tmp_path)
+    assert experiment.verdict(record) == "holds"
+    assert claims[1].verdict(record["parts"]) == "does not hold"
+    assert claims[2].verdict(record["parts"]) is None
+    some = reproduce(
+        experiment, "paper", Workshop(folder=tmp_path / "b"), results=tmp_path / "b", only=["small"]
+    )
+    assert experiment.verdict(some) == "not measured"
+    missing = trial(claims=(*claims, Claim(says="", metric="other", least=0.0)))
+    assert missing.verdict(record) == "holds (1 of 2 claims measured)"
+
+
+def test_the_page_says_what_is_missing_and_what_is_outdated(tmp_path):
+    parts = (*seeds("a b", 2, size=1), *seeds("c", 1, size=2))
+    before = trial(**dict.fromkeys(SCALES, parts))
+    record = reproduce(before, "paper", workshop(tmp_path), results=tmp_path, only=["a b"])
+    section = page._section(before, record)
+    assert section.command == "covary reproduce trial --scale paper --only 'a b'"
+    assert section.missing == "c (1)"
+    assert not section.outdated
+    now = trial(**dict.fromkeys(SCALES, (*seeds("a b", 2, size=5), *seeds("c", 1, size=2))))
+    assert page._section(now, record).outdated
 
 
 def test_results_say_how_they_were_made(tmp_path):
@@ -186,6 +227,10 @@ def test_networks_are_trained_once_and_measured_once(tmp_path):
     for settings in ({"a": (1, 2)}, {"a": [1, 2]}, {"a": [1]}):
         assert shop.remembered(run, "number", settings, measure) == {"number": None}
     assert len(counted) == 2
+    assert len(shop.reused) == 1
+
+    with pytest.raises(RunError, match="has not kept its weights after epochs 3"):
+        shop.trained(replace(network, keep=(1, 3)), 0)
 
 
 def test_a_limit_takes_some_samples_of_each_part(tmp_path):
@@ -255,15 +300,15 @@ def test_everything_runs_at_scale_smoke(tmp_path):
             }, f"{experiment.name} measures no {claim.metric}"
         drawn = tmp_path / "work" / "smoke" / "figures" / f"{experiment.name}.png"
         assert drawn.exists() == (experiment.name in FIGURES)
-    page, html = tmp_path / "docs" / "reproduction.md", tmp_path / "page.html"
+    markdown, html = tmp_path / "docs" / "reproduction.md", tmp_path / "page.html"
     said = covary(
-        "report", "--reproduction", "--results", results, "--markdown", page, "--out", html
+        "report", "--reproduction", "--results", results, "--markdown", markdown, "--out", html
     )
-    assert str(page) in said
-    text = page.read_text()
+    assert str(markdown) in said
+    text = markdown.read_text()
     for experiment in EXPERIMENTS:
         assert f"## {experiment.name}\n" in text
-    assert "undefined filter" not in text
+    assert "of other settings" not in text
     assert html.read_text().count("<section") == len(EXPERIMENTS) + 1
 
 

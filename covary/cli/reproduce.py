@@ -10,7 +10,7 @@ import typer
 
 from covary.cli import common
 from covary.cli.common import DataDir, Debug, Json, quoted, reported, say
-from covary.training import Silent, terminal_or_lines
+from covary.training import Silent, StoppedError, terminal_or_lines
 
 if TYPE_CHECKING:
     from covary.experiments import Experiment
@@ -62,6 +62,8 @@ def reproduce(
     """
     # Not at the top: `covary --help` can do without.
     from covary import experiments
+    from covary.experiments.running import check_labels
+    from covary.experiments.store import check_replaceable
 
     if listed:
         _list(experiments.EXPERIMENTS, results, as_json=as_json)
@@ -74,6 +76,10 @@ def reproduce(
         if scale not in experiments.SCALES:
             raise ValueError(f"Scales are {', '.join(experiments.SCALES)}; got {scale!r}.")
         chosen = [experiments.get(name) for name in (experiments.names() if every else names or ())]
+        for experiment in chosen:
+            check_labels(experiment, scale, only or ())
+    for experiment in chosen:
+        check_replaceable(results, experiment.name, scale, overwrite=overwrite)
     workshop = experiments.Workshop(
         folder=out / scale,
         data_dir=data_dir,
@@ -83,9 +89,13 @@ def reproduce(
     )
     records = []
     for experiment in chosen:
-        record = experiments.reproduce(
-            experiment, scale, workshop, results=results, only=only or (), overwrite=overwrite
-        )
+        try:
+            record = experiments.reproduce(
+                experiment, scale, workshop, results=results, only=only or (), overwrite=overwrite
+            )
+        except StoppedError as stopped:
+            say(f"{stopped} What is done is kept: go on with the same command.")
+            raise typer.Exit(130) from None
         records.append(record)
         if not as_json:
             _show(experiment, record)
@@ -129,12 +139,14 @@ def _show(experiment: Experiment, record: Mapping[str, Any]) -> None:
     parts = record["parts"]
     common.results.print(f"{experiment.name} at scale {record['scale']}: {experiment.title}")
     for claim in experiment.claims:
-        verdict = claim.verdict(parts) or "not measured"
+        verdict = claim.verdict(parts) or "shown"
         if record["scale"] == "smoke":
             verdict = "not judged"
         common.results.print(
-            f"- {claim.says}\n  {verdict}: {spread(claim.values(parts))}; counts if "
-            f"{bounds(claim)}" + (f"; published: {claim.published}" if claim.published else ""),
+            f"- {'Ours: ' if claim.ours else ''}{claim.says}\n"
+            f"  {verdict}: {spread(claim.values(parts))}"
+            + (f"; counts if {bounds(claim)}" if bounds(claim) else "")
+            + (f"; published: {claim.published}" if claim.published else ""),
             markup=False,
             highlight=False,
             soft_wrap=True,

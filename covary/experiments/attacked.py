@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ def measure(part: Part, workshop: Workshop) -> Measured:
         "without first noises, transferred": own["accuracy"][f"transfer-fgsm/{DEFENDED}"],
     }
     boxes = own["entropy"]
-    medians = [box[2] for box in boxes]
+    medians = [math.nan if box[2] is None else box[2] for box in boxes]
     return Measured(
         {
             "accuracy": lines["heaviside mnn"][0],

@@ -46,6 +46,8 @@ def measure_correlations(part: Part, workshop: Workshop) -> Measured:
         for name, each in found.items()
         for key in ("accuracy", "separability", "auroc_entropy")
     }
+    averages = {name: np.mean(each["series"]["accuracy"]) for name, each in found.items()}
+    numbers["accuracy_drop_on_the_way"] = float(averages["with"] - averages["without"])
     numbers["accuracy_drop"] = numbers["accuracy_with"] - numbers["accuracy_without"]
     numbers["separability_drop"] = numbers["separability_with"] - numbers["separability_without"]
     return Measured(numbers, {name: each["series"] for name, each in found.items()})

@@ -188,6 +188,7 @@ def _agreement(name: str, rho: float, reference: str) -> Claim:
         metric=f"{name}_error_sampled" if sampling else f"{name}_error",
         label=f"c={rho:g}",
         most=small if rho < 0.1 else 0.1,
+        ours=not sampling,
         why="What the first order leaves out grows with the correlation: in proportion to z_i z_j "
         "for Heaviside, and most where both units are mostly off for ReLU.",
     )

@@ -50,6 +50,8 @@ class Claim:
             none.
         least, most: bounds within which a measured number is in accord with the claim.
         why: what is known of the reason, where a claim does not hold.
+        ours: the paper does not say this, or not so; shown beside its claims, but not counted. It
+            may be without bounds.
     """
 
     says: str
@@ -59,9 +61,10 @@ class Claim:
     least: float | None = None
     most: float | None = None
     why: str = ""
+    ours: bool = False
 
     def __post_init__(self) -> None:
-        if self.least is None and self.most is None:
+        if self.least is None and self.most is None and not self.ours:
             raise ValueError(f"A claim needs a bound that it can fail by: {self.says}")
 
     def agrees(self, value: float | None) -> bool:
@@ -81,6 +84,8 @@ class Claim:
 
     def verdict(self, parts: Sequence[Mapping[str, Any]]) -> str | None:
         """Whether it holds in all parts, in some or in none; None if nothing was measured."""
+        if self.least is None and self.most is None:
+            return None
         agreed = [self.agrees(value) for value in self.values(parts)]
         return overall([HOLDS if each else FAILS for each in agreed])
 
@@ -130,8 +135,13 @@ class Experiment:
         """
         if record["scale"] == "smoke":
             return "not judged (smoke)"
-        found = [claim.verdict(record["parts"]) for claim in self.claims]
-        return overall([each for each in found if each is not None]) or "not measured"
+        claims = [claim for claim in self.claims if not claim.ours]
+        found = [claim.verdict(record["parts"]) for claim in claims]
+        known = [each for each in found if each is not None]
+        verdict = overall(known) or "not measured"
+        if known and len(known) < len(found):
+            verdict += f" ({len(known)} of {len(found)} claims measured)"
+        return verdict
 
 
 def seeds(label: str, count: int, **settings: Any) -> tuple[Part, ...]:

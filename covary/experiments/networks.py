@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from covary.experiments.workshop import Network
+from covary.runs.presets import PAPER_LIF, PAPER_MNIST, PAPER_VGG13
 
 # Epochs at which a network is looked at: close together where it changes fast.
 WATCHED = {
@@ -24,10 +26,21 @@ _LIMIT = {"smoke": 128, "quick": 0, "paper": 0}
 _LIMIT_CIFAR = {"smoke": 16, "quick": 0, "paper": 0}
 
 
+def _in_full(preset: Mapping[str, Any]) -> dict[str, Any]:
+    """A preset, the noise of each layer spelled out: results have to say what they were made with.
+
+    And what was measured of a network is of use only as long as all of its settings are the same.
+    """
+    first, *hidden = preset["noise"]
+    rest = hidden[-1] if hidden else first
+    return {**preset, "noise": (first, *[rest] * len(preset["hidden"]))}
+
+
 def mnist(scale: str, activation: str, covariance: str, *, noise: float | None = None) -> Network:
     """The paper's fully connected network; presets of MNIST have its widths, noise and rates."""
     watched = (WATCHED_LIF if activation == "lif" else WATCHED)[scale]
-    settings: dict[str, Any] = {"activation": activation, "covariance": covariance}
+    usual = _in_full(PAPER_LIF if activation == "lif" else PAPER_MNIST)
+    settings = usual | {"activation": activation, "covariance": covariance}
     name = f"mnist-{activation}-{covariance}"
     if noise is not None:
         settings["noise"], name = (noise,), f"mnist-{activation}-noise-{noise:g}"
@@ -40,23 +53,22 @@ def mnist(scale: str, activation: str, covariance: str, *, noise: float | None =
     )
 
 
-def cifar10(scale: str, activation: str, covariance: str) -> Network:
+def cifar10(scale: str, activation: str, covariance: str, *, head: bool = False) -> Network:
     """The paper's mixed network: ten convolutions of VGG13, then moments 64-32-10.
 
     VGG13 takes a third of an hour for an epoch on a core. At scale quick it is therefore trained
-    once, with the ReLU network that has a covariance per sample; the others take its trunk.
+    once, with the ReLU network that has a covariance per sample; for ``head`` that trunk is taken.
     """
-    first = activation == "relu" and covariance == "full"
-    trunk_of = cifar10(scale, "relu", "full") if scale != "paper" and not first else None
+    trunk_of = cifar10(scale, "relu", "full") if head and scale != "paper" else None
     watched = WATCHED_CIFAR[scale] if trunk_of is None else WATCHED_HEADS[scale]
-    settings: dict[str, Any] = {
+    settings = _in_full(PAPER_VGG13) | {
         "trunk": "vgg13",
         "activation": activation,
         "covariance": covariance,
         "epochs": watched[-1],
     }
     return Network(
-        name=f"cifar10-{activation}-{covariance}",
+        name=f"cifar10-{activation}-{covariance}" + ("-head" if trunk_of else ""),
         data="cifar10",
         settings=settings,
         keep=watched,

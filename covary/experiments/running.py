@@ -40,12 +40,7 @@ def reproduce(
     """
     store.check_replaceable(results, experiment.name, scale, overwrite=overwrite)
     wanted = experiment.parts[scale]
-    labels = {part.label for part in wanted}
-    if not labels.issuperset(only):
-        raise ValueError(
-            f"{experiment.name} has parts {', '.join(sorted(labels))} at scale {scale}, got "
-            f"{', '.join(sorted(set(only) - labels))}."
-        )
+    check_labels(experiment, scale, only)
     started = datetime.now(timezone.utc)
     parts, missing = [], []
     for i, part in enumerate(wanted):
@@ -79,13 +74,27 @@ def reproduce(
         "missing": missing,
         "parts": [{key: part[key] for key in part if key != "settings"} for part in parts],
     }
+    store.check_complete(results, record, overwrite=overwrite)
     store.save(results, record)
     return record
 
 
+def check_labels(experiment: Experiment, scale: str, only: Collection[str]) -> None:
+    """Refuse labels that no part has."""
+    labels = {part.label for part in experiment.parts[scale]}
+    unknown = sorted(set(only) - labels)
+    if unknown:
+        known = ", ".join(sorted(labels)) if labels != {""} else "without labels"
+        raise ValueError(
+            f"{experiment.name} has parts {known} at scale {scale}, and none {', '.join(unknown)}."
+        )
+
+
 def _measured(experiment: Experiment, part: Part, workshop: Workshop) -> dict[str, Any]:
-    began, trainings = time.perf_counter(), len(workshop.spent)
+    began, trainings, found = time.perf_counter(), len(workshop.spent), len(workshop.reused)
     metrics, series = experiment.measure(part, workshop)
+    seconds = time.perf_counter() - began - sum(workshop.spent[trainings:])
+    seconds += sum(workshop.reused[found:])
     about: Mapping[str, Any] = environment(datetime.now(timezone.utc))
     return {
         "label": part.label,
@@ -93,7 +102,7 @@ def _measured(experiment: Experiment, part: Part, workshop: Workshop) -> dict[st
         "settings": dict(part.settings),
         "metrics": without_nan(dict(metrics)),
         "series": store.rounded(dict(series)),
-        "seconds": round(time.perf_counter() - began - sum(workshop.spent[trainings:]), 1),
+        "seconds": round(seconds, 1),
         "git_commit": about["git_commit"],
     }
 

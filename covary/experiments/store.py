@@ -15,6 +15,10 @@ from covary.training.checkpoint import write_atomically
 _DIGITS = 6
 
 
+# What pages read of a record.
+_KEYS = ("seconds", "training_seconds", "seeds", "config", "started", "git_commit", "versions")
+
+
 class ResultError(ValueError):
     """A file that is no result of an experiment, or one that would be lost."""
 
@@ -33,6 +37,8 @@ def load(folder: Path, name: str) -> dict[str, Any] | None:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if record["experiment"] != name or record["scale"] not in SCALES:
             raise ValueError("it is of another experiment, or of an unknown scale")
+        for key in _KEYS:
+            record[key]
         for part in record["parts"]:
             part["label"], part["seed"], part["metrics"], part["series"]
     except (ValueError, KeyError, TypeError) as error:
@@ -52,6 +58,24 @@ def check_replaceable(folder: Path, name: str, scale: str, *, overwrite: bool) -
         f"{path_of(folder, name)} has results at scale {before['scale']}, which those at scale "
         f"{scale} would replace. Keep both (--results elsewhere), or say --overwrite."
     )
+
+
+def check_complete(folder: Path, record: Mapping[str, Any], *, overwrite: bool) -> None:
+    """Refuse to replace results by others of the same scale that lack some of their parts."""
+    name = record["experiment"]
+    before = load(folder, name)
+    if before is None or overwrite or before["scale"] != record["scale"]:
+        return
+    lost = _places(before) - _places(record)
+    if lost and before["config"] == record["config"]:
+        raise ResultError(
+            f"{path_of(folder, name)} has {len(lost)} parts that these results lack. What was "
+            "measured is kept; run the command without --only, or say --overwrite."
+        )
+
+
+def _places(record: Mapping[str, Any]) -> set[tuple[str, int]]:
+    return {(part["label"], part["seed"]) for part in record["parts"]}
 
 
 def save(folder: Path, record: Mapping[str, Any]) -> Path:

@@ -150,6 +150,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
                         "It goes down as the rate does, and so far in these steps.",
                     ),
                     (
+                        "layers-one-sample",
+                        "several layers, one noisy sample a step",
+                        "It goes down as the rate does, and steps of one sample are loud.",
+                    ),
+                    (
                         "layers-batches",
                         "several layers, noisy labels",
                         "It goes down as the rate does, and so far in these steps.",
@@ -220,6 +225,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
                 metric="mean_error",
                 label="layers-informed",
                 most=0.05,
+                ours=True,
                 why="The output is learned first; hidden layers follow slowly.",
             ),
         ),

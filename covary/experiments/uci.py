@@ -202,8 +202,9 @@ def _calibrated_claims() -> list[Claim]:
     return [
         Claim(
             says=f"{name}: our calibrated ensemble is as likely as any published network that "
-            "propagates moments (ours, not a claim of the paper).",
+            "propagates moments.",
             metric="calibrated",
+            ours=True,
             label=calibrated(name),
             published=f"{best:.2f} (any method: {published.BEST_OF_ALL[name]:.2f})",
             least=best,

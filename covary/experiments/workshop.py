@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from covary.runs import DataConfig, Run
+from covary.runs import DataConfig, Run, RunError
 from covary.runs.directory import weights_digest
 from covary.runs.samples import load_data
 from covary.runs.training import resolve, train
@@ -80,6 +80,7 @@ class Workshop:
         progress: wraps what is done step by step, given a name; shows nothing by default.
         say: tells the person at the terminal.
         spent: seconds of each training so far, which are not those of the measurement it is for.
+        reused: seconds that measurements took which were found and not made again.
     """
 
     folder: Path
@@ -88,6 +89,7 @@ class Workshop:
     progress: Progress = lambda items, _name: iter(items)
     say: Callable[[str], None] = lambda _sentence: None
     spent: list[float] = field(default_factory=list)
+    reused: list[float] = field(default_factory=list)
 
     def trained(self, network: Network | Mapping[str, Any], seed: int) -> Run:
         """The network, trained: now, further if it was cut short, or before."""
@@ -106,6 +108,12 @@ class Workshop:
             began = time.perf_counter()
             train(config, dataset, run, resume=True, keep=network.keep, display=self.display())
             self.spent.append(time.perf_counter() - began)
+        lacking = sorted(set(network.keep) - set(run.kept_epochs()))
+        if lacking:
+            raise RunError(
+                f"{run.path} is trained, but has not kept its weights after epochs "
+                f"{', '.join(map(str, lacking))}. Remove that folder, to have it trained again."
+            )
         return run
 
     def training_seconds(self, settings: Mapping[str, Any], seed: int) -> dict[str, float]:
@@ -134,11 +142,15 @@ class Workshop:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             if found["key"] == key:
+                self.reused.append(float(found["seconds"]))
                 return found["measured"]
         except (OSError, ValueError, KeyError):
             pass  # not there, or cut short: measured again
+        began = time.perf_counter()
         measured = without_nan(measure())
-        write_atomically(path, json.dumps({"key": key, "measured": measured}).encode())
+        seconds = round(time.perf_counter() - began, 1)
+        content = {"key": key, "seconds": seconds, "measured": measured}
+        write_atomically(path, json.dumps(content).encode())
         return measured
 
 

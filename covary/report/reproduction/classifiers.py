@@ -71,9 +71,9 @@ def _last_two(axes: Axes, part: Record) -> None:
             continue
         # In units of its own: layers differ in how many units they have.
         centre = (edges[:-1] + edges[1:]) / 2
-        everything = np.array(histogram["shares"]["right"])
-        mean = float(centre @ everything)
-        spread = float(np.sqrt((centre - mean) ** 2 @ everything)) or 1.0
+        right = np.array(histogram["shares"]["right"])
+        mean = float(centre @ right)
+        spread = float(np.sqrt((centre - mean) ** 2 @ right)) or 1.0
         for name, colour in (("right", RIGHT), ("wrong", WRONG)):
             shares = np.array(histogram["shares"][name])
             top = max(max(each) for each in histogram["shares"].values())

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.gridspec import GridSpec
 
-from covary.report.drawing import BLUE, ORANGE, PURPLE, SLATE, TEAL, Drawing, swatch
+from covary.report.drawing import AMBER, BLUE, ORANGE, PURPLE, SLATE, TEAL, Drawing, swatch
 from covary.report.reproduction.layout import (
     Record,
     blank,
@@ -25,7 +25,7 @@ _PAIRS = {
     "foreign_right": "foreign\nright",
     "foreign_wrong": "foreign\nwrong",
 }
-_BARS = {"entropy": BLUE, "msp": ORANGE, "se": SLATE}
+_BARS = {"entropy": BLUE, "msp": AMBER, "se": SLATE}
 
 
 @composed
@@ -191,9 +191,10 @@ def stochastic(record: Record) -> Drawing:
         alt=f"Relative errors of the output: mean {first['mean_error_steady']:.2g}, covariance "
         f"{first['covariance_error_steady']:.2g} against the steady state, "
         f"{first['covariance_error_ou-1']:.2g} against the network in time.",
-        caption="a: a test digit. b: outputs of the stochastic network with equal time constants, "
-        "Eq. (stoc_network). c: mean and variance of each output, moments against draws of the "
-        "steady state. d: covariance of the output, the same scale of colours in both.",
+        caption="a: a test digit. b: the six outputs that vary most of the stochastic network with "
+        "equal time constants, Eq. (stoc_network), for a while. c: mean and variance of each "
+        "output, moments against draws of the steady state. d: covariance of the output, the same "
+        "scale of colours in both.",
         figure=figure,
     )
 

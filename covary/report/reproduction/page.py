@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from markupsafe import Markup
 from covary import experiments
 from covary.experiments import Claim, Experiment
 from covary.experiments.experiment import FAILS, PARTLY
+from covary.experiments.store import configuration
 from covary.report.drawing import Drawing, inline_svg, save
 from covary.report.reproduction.figures import FIGURES, TABLES
 from covary.report.reproduction.table import Table
@@ -50,17 +53,33 @@ class Section:
         """What makes its results."""
         record = self.record
         scale = record["scale"] if record else "quick"
-        missing = {part["label"] for part in record["missing"]} if record else set()
-        measured = {part["label"] for part in record["parts"]} if record else set()
-        only = [f" --only {label}" for label in sorted(measured - missing)] if missing else []
-        return f"covary reproduce {self.experiment.name} --scale {scale}{''.join(only)}"
+        words = ["covary", "reproduce", self.experiment.name, "--scale", scale]
+        if record and self._missing:
+            for label in sorted({part["label"] for part in record["parts"]}):
+                words += ["--only", label]
+        return shlex.join(words)
+
+    @property
+    def _missing(self) -> list[str]:
+        """The labels of parts that the experiment has and the results have not."""
+        if self.record is None:
+            return []
+        there = {(part["label"], part["seed"]) for part in self.record["parts"]}
+        wanted = self.experiment.parts[self.record["scale"]]
+        return [part.label for part in wanted if (part.label, part.seed) not in there]
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the experiment has other settings now than its results were made with."""
+        if self.record is None:
+            return False
+        now = configuration(self.experiment, self.record["scale"])
+        return bool(self.record["config"] != json.loads(json.dumps(now)))
 
     @property
     def missing(self) -> str:
         """Parts that were not measured, in words."""
-        if not self.record:
-            return ""
-        counted = Counter(part["label"] or "all" for part in self.record["missing"])
+        counted = Counter(label or "parts" for label in self._missing)
         return ", ".join(f"{label} ({count})" for label, count in counted.items())
 
     @property
@@ -75,9 +94,15 @@ class Section:
             "seeds": str(seeds),
             "time": duration(record["seconds"] + record["training_seconds"]),
             "date": record["started"][:10],
-            "commit": (record["git_commit"] or "unknown")[:7],
+            "commit": _short(record["git_commit"]),
             "torch": record["versions"].get("torch", "unknown"),
         }
+
+
+def _short(commit: str | None) -> str:
+    if commit is None:
+        return "unknown"
+    return commit[:7] + (", changed" if commit.endswith("-dirty") else "")
 
 
 def sections(results: Path) -> list[Section]:
@@ -110,7 +135,7 @@ def _judged(claim: Claim, record: Mapping[str, Any]) -> Judged:
         claim,
         bounds(claim),
         spread(claim.values(record["parts"])),
-        verdict or "not measured",
+        verdict or ("shown" if claim.values(record["parts"]) else "not measured"),
         why,
     )
 

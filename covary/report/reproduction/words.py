@@ -35,12 +35,14 @@ def spread(values: Sequence[float | None]) -> str:
 
 
 def bounds(claim: Claim) -> str:
-    """When a number is taken to be in accord with the claim."""
+    """When a number is taken to be in accord with the claim; nothing if it only is shown."""
+    if claim.least is None and claim.most is None:
+        return ""
     if claim.least is not None and claim.most is not None:
         return f"{number(claim.least)} to {number(claim.most)}"
     if claim.least is not None:
         return f">= {number(claim.least)}"
-    assert claim.most is not None  # a claim has a bound
+    assert claim.most is not None  # it has a bound
     return f"<= {number(claim.most)}"
 
 
