@@ -119,7 +119,7 @@ def attacks(record: Record) -> Drawing:
     accuracy.set_xlabel("epsilon (parts of a pixel's range)")
     accuracy.set_ylabel("test accuracy")
     handles = [swatch(words, colour, dash) for words, colour, dash in _LINES.values()]
-    accuracy.legend(handles=handles, loc="center left", bbox_to_anchor=(0.0, 0.36), fontsize=7.5)
+    accuracy.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.01, 0.02), fontsize=7.5)
     series = parts[0]["series"]
     boxes = [
         {
