@@ -164,7 +164,7 @@ def test_what_the_paper_does_not_say_does_not_count(tmp_path):
     )
     assert experiment.verdict(some) == "not measured"
     missing = trial(claims=(*claims, Claim(says="", metric="other", least=0.0)))
-    assert missing.verdict(record) == "holds (1 of 2 claims measured)"
+    assert missing.verdict(record) == "holds, 1 of 2 not measured"
 
 
 def test_the_page_says_what_is_missing_and_what_is_outdated(tmp_path):
@@ -196,6 +196,8 @@ def test_a_file_that_is_no_result_is_said_to_be_none(tmp_path, content):
     (tmp_path / "trial.json").write_text(content)
     with pytest.raises(ResultError, match=r"trial.json is not as `covary reproduce trial` writes"):
         load(tmp_path, "trial")
+    assert reproduce(trial(), "quick", workshop(tmp_path), results=tmp_path, overwrite=True)
+    assert load(tmp_path, "trial")["scale"] == "quick"
 
 
 def test_networks_are_trained_once_and_measured_once(tmp_path):
@@ -341,6 +343,8 @@ def test_the_command_line_says_what_there_is(tmp_path):
         ([], "Which experiment?"),
         (["sensitivity", "--all"], "name none beside it"),
         (["sensitivity", "--scale", "huge"], "Scales are smoke, quick, paper"),
+        (["sensitivity", "--only", "nothing"], "has parts without labels at scale quick"),
+        (["sensitivity", "--results", __file__], "cannot be a folder"),
     ],
 )
 def test_wrong_use_is_said_to_be_wrong(arguments, says):

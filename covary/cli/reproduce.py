@@ -78,6 +78,8 @@ def reproduce(
         chosen = [experiments.get(name) for name in (experiments.names() if every else names or ())]
         for experiment in chosen:
             check_labels(experiment, scale, only or ())
+        for folder in (results, out):
+            _make(folder)
     for experiment in chosen:
         check_replaceable(results, experiment.name, scale, overwrite=overwrite)
     workshop = experiments.Workshop(
@@ -107,18 +109,30 @@ def reproduce(
     say(f"The whole comparison: covary report --reproduction --results {quoted(results)}.")
 
 
+def _make(folder: Path) -> None:
+    """Before any work is done for it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be a folder: {error.strerror}.") from error
+
+
 def _list(known: Sequence[Experiment], results: Path, *, as_json: bool) -> None:
-    from covary.experiments import load
+    from covary.experiments import ResultError, load
 
     rows: list[dict[str, str]] = []
     for experiment in known:
-        record = load(results, experiment.name)
+        try:
+            record = load(results, experiment.name)
+            scale = record["scale"] if record else "none yet"
+        except ResultError:
+            record, scale = None, "unreadable"
         rows.append(
             {
                 "name": experiment.name,
                 "paper": experiment.paper,
                 "title": experiment.title,
-                "scale": record["scale"] if record else "none yet",
+                "scale": scale,
                 "verdict": experiment.verdict(record) if record else "",
             }
         )

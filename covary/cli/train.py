@@ -230,6 +230,9 @@ def train(
     with common.wrong_use():
         config = resolve(data_config, dataset, chosen)
         config.model.build()
+        late = [epoch for epoch in kept if not 1 <= epoch <= config.training.epochs]
+        if late:
+            raise ValueError(f"--keep {late[0]}: there are epochs 1 to {config.training.epochs}.")
     for note in dataset.notes:
         say(f"Note: {note}")
     if dry_run:

@@ -82,6 +82,11 @@ class Claim:
             if self.label in ("", part["label"]) and self.metric in part["metrics"]
         ]
 
+    def agreeing(self, parts: Sequence[Mapping[str, Any]]) -> str:
+        """In how many of the parts it holds, in words."""
+        agreed = [self.agrees(value) for value in self.values(parts)]
+        return f"{sum(agreed)} of {len(agreed)}"
+
     def verdict(self, parts: Sequence[Mapping[str, Any]]) -> str | None:
         """Whether it holds in all parts, in some or in none; None if nothing was measured."""
         if self.least is None and self.most is None:
@@ -139,8 +144,10 @@ class Experiment:
         found = [claim.verdict(record["parts"]) for claim in claims]
         known = [each for each in found if each is not None]
         verdict = overall(known) or "not measured"
+        if verdict == PARTLY:
+            verdict += f" ({known.count(HOLDS)} of {len(known)} claims hold)"
         if known and len(known) < len(found):
-            verdict += f" ({len(known)} of {len(found)} claims measured)"
+            verdict += f", {len(found) - len(known)} of {len(found)} not measured"
         return verdict
 
 

@@ -44,15 +44,17 @@ def load(folder: Path, name: str) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError) as error:
         raise ResultError(
             f"{path} is not as `covary reproduce {name}` writes it ({error}). Make it again with "
-            "that command, or remove it."
+            "that command and --overwrite, or remove it."
         ) from error
     return record
 
 
 def check_replaceable(folder: Path, name: str, scale: str, *, overwrite: bool) -> None:
     """Refuse to replace results by those of a smaller scale, before any work is done for them."""
+    if overwrite:
+        return
     before = load(folder, name)
-    if before is None or overwrite or SCALES.index(before["scale"]) <= SCALES.index(scale):
+    if before is None or SCALES.index(before["scale"]) <= SCALES.index(scale):
         return
     raise ResultError(
         f"{path_of(folder, name)} has results at scale {before['scale']}, which those at scale "
@@ -62,9 +64,11 @@ def check_replaceable(folder: Path, name: str, scale: str, *, overwrite: bool) -
 
 def check_complete(folder: Path, record: Mapping[str, Any], *, overwrite: bool) -> None:
     """Refuse to replace results by others of the same scale that lack some of their parts."""
+    if overwrite:
+        return
     name = record["experiment"]
     before = load(folder, name)
-    if before is None or overwrite or before["scale"] != record["scale"]:
+    if before is None or before["scale"] != record["scale"]:
         return
     lost = _places(before) - _places(record)
     if lost and before["config"] == record["config"]:

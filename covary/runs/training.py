@@ -158,6 +158,8 @@ def train(
         precision=config.precision,  # type: ignore[arg-type]
     )
     augmentation = _augmentation(config, dataset)
+    # What cannot be trained leaves no folder.
+    trunk = _trunk_of(config.model) if not run.checkpoint_path.exists() else None
     # Processes that a strategy starts run this too; the folder is for the first of them.
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
         prepare(run, config, resume=resume, overwrite=overwrite)
@@ -167,8 +169,8 @@ def train(
     seed = config.training.seed
     torch.manual_seed(seed)
     net = config.model.build()
-    if config.model.trunk_from and not run.checkpoint_path.exists():
-        _take_trunk(net, config.model)
+    if trunk is not None:
+        net.get_submodule("trunk").load_state_dict(trunk.state_dict())
     held_out, rows = validation_rows(len(dataset.x), config)
     x, y = dataset.x[rows], dataset.y[rows]
     if not config.model.is_image:
@@ -223,8 +225,10 @@ def _standardize(net: nn.Sequential, x: Tensor, y: Tensor) -> None:
         net.get_submodule("rescale").load_state_dict(Rescale.of(y).state_dict())
 
 
-def _take_trunk(net: nn.Sequential, config: ModelConfig) -> None:
-    """The trained trunk of another run, which has to be of the same kind."""
+def _trunk_of(config: ModelConfig) -> nn.Module | None:
+    """The trained trunk of another run, if one is to be taken; it has to be of the same kind."""
+    if not config.trunk_from:
+        return None
     other = Run(config.trunk_from)
     found = other.config().model
     if (found.trunk, found.input_shape) != (config.trunk, config.input_shape):
@@ -233,8 +237,7 @@ def _take_trunk(net: nn.Sequential, config: ModelConfig) -> None:
             f"{other.path} has {theirs} for inputs of shape {found.input_shape}; this network "
             f"needs a {config.trunk} trunk for {config.input_shape}."
         )
-    trunk = other.network().get_submodule("trunk")
-    net.get_submodule("trunk").load_state_dict(trunk.state_dict())
+    return other.network().get_submodule("trunk")
 
 
 def _objective(net: nn.Module, config: RunConfig) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping
@@ -77,6 +78,11 @@ class Section:
         return bool(self.record["config"] != json.loads(json.dumps(now)))
 
     @property
+    def plain_verdict(self) -> str:
+        """The verdict without numbers."""
+        return re.split(r" \(|, |;", self.verdict)[0]
+
+    @property
     def missing(self) -> str:
         """Parts that were not measured, in words."""
         counted = Counter(label or "parts" for label in self._missing)
@@ -119,11 +125,19 @@ def _section(experiment: Experiment, record: Mapping[str, Any] | None) -> Sectio
     return Section(
         experiment,
         record,
-        experiment.verdict(record),
+        experiment.verdict(record) + ("; see ours" if _contradicted(experiment, record) else ""),
         tuple(_judged(claim, record) for claim in experiment.claims),
         FIGURES[name](record) if name in FIGURES else None,
         TABLES[name](record) if name in TABLES else None,
     )
+
+
+def _contradicted(experiment: Experiment, record: Mapping[str, Any]) -> bool:
+    """Whether something that we looked at besides speaks against it."""
+    if record["scale"] == "smoke":
+        return False
+    verdicts = [claim.verdict(record["parts"]) for claim in experiment.claims if claim.ours]
+    return FAILS in verdicts
 
 
 def _judged(claim: Claim, record: Mapping[str, Any]) -> Judged:
@@ -135,7 +149,9 @@ def _judged(claim: Claim, record: Mapping[str, Any]) -> Judged:
         claim,
         bounds(claim),
         spread(claim.values(record["parts"])),
-        verdict or ("shown" if claim.values(record["parts"]) else "not measured"),
+        f"{PARTLY}, {claim.agreeing(record['parts'])}"
+        if verdict == PARTLY
+        else verdict or ("shown" if claim.values(record["parts"]) else "not measured"),
         why,
     )
 
@@ -167,7 +183,7 @@ def _render(template: str, found: list[Section], results: Path) -> str:
     environment.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
     return environment.get_template(template).render(
         sections=found,
-        counted=Counter(section.verdict for section in found),
+        counted=Counter(section.plain_verdict for section in found),
         style=Markup(_packaged("page.css")),
         folder=FIGURE_FOLDER,
         results=results.name,
