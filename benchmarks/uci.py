@@ -26,7 +26,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -37,8 +37,9 @@ from benchmarks import results
 from covary import data
 from covary.estimators.folds import cross_validation
 from covary.estimators.standardized import Standardized
+from covary.experiments.uci_training import Job, batches_of
 from covary.moments import Moments
-from covary.replicas import ReplicaBatches, ReplicaLoss
+from covary.replicas import ReplicaLoss
 from covary.training import RegressionLoss, TrainingConfig, fit
 from covary.uncertainty.calibration import combined, fit_variance
 from covary.uncertainty.fidelity import gathered
@@ -79,14 +80,6 @@ RECIPES = {
 }
 
 
-class Job(NamedTuple):
-    """A network to train."""
-
-    data: Standardized
-    noise: float
-    seed: int
-
-
 def train(jobs: Sequence[Job], recipe: Recipe) -> list[nn.Module]:
     """Networks of raw inputs and targets, trained together."""
     objectives = []
@@ -96,17 +89,7 @@ def train(jobs: Sequence[Job], recipe: Recipe) -> list[nn.Module]:
         net = covary.mlp(widths, activation=recipe.activation, noise=job.noise, covariance="shared")
         objectives.append(RegressionLoss(net))
     loss = ReplicaLoss(objectives)
-    # Data that several networks have in common are there once.
-    sources = list({id(job.data): job.data for job in jobs}.values())
-    place = {id(source): index for index, source in enumerate(sources)}
-    samples = len(sources[0].x)
-    batches = ReplicaBatches(
-        torch.cat([source.x for source in sources]),
-        torch.cat([source.y for source in sources]),
-        torch.stack([torch.arange(samples) + place[id(job.data)] * samples for job in jobs]),
-        recipe.batch_size,
-        seeds=[job.seed for job in jobs],
-    )
+    batches = batches_of(jobs, recipe.batch_size)
     config = TrainingConfig(
         epochs=max(1, round(recipe.steps / len(batches))),
         batch_size=recipe.batch_size,

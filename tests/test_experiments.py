@@ -287,7 +287,10 @@ def test_names_are_there_once():
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.skipif("COVARY_DATA" not in os.environ, reason="needs MNIST and others")
+@pytest.mark.skipif(
+    "COVARY_DATA" not in os.environ,
+    reason="needs MNIST, notMNIST, CIFAR-10 and UCI sets in $COVARY_DATA",
+)
 def test_everything_runs_at_scale_smoke(tmp_path):
     results = tmp_path / "results"
     covary(

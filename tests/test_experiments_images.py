@@ -28,7 +28,9 @@ from covary.runs import ModelConfig
 from covary.runs.samples import load_data
 
 OWN, SHARED = EXPERIMENTS
-with_files = pytest.mark.skipif("COVARY_DATA" not in os.environ, reason="needs $COVARY_DATA")
+with_files = pytest.mark.skipif(
+    "COVARY_DATA" not in os.environ, reason="needs MNIST in $COVARY_DATA"
+)
 
 
 def gradients(covariance, hidden, activation):

@@ -58,7 +58,7 @@ def reproduce(
     - `covary reproduce --list`
     - `covary reproduce mechanism --scale paper`
     - `covary reproduce mnist-relu ood-notmnist --scale quick --results trial`
-    - `covary reproduce --all --scale smoke --results /tmp/smoke`
+    - `covary reproduce --all --scale smoke --results trial`
     """
     # Not at the top: `covary --help` can do without.
     from covary import experiments

@@ -156,11 +156,26 @@ def _linear(net: nn.Module) -> list[Linear]:
 
 
 class Job(NamedTuple):
-    """A network to train: on what, with which noise at the input and in hidden layers."""
+    """A network to train: on what, with which noise, in which order."""
 
     data: Standardized
-    noise: tuple[float, ...]
+    noise: float | tuple[float, ...]  # for all layers, or for each
     seed: int
+
+
+def batches_of(jobs: Sequence[Job], batch_size: int) -> ReplicaBatches:
+    """Batches for networks that are trained together, each in an order of its own."""
+    # Data that several networks have in common are there once.
+    sources = list({id(job.data): job.data for job in jobs}.values())
+    place = {id(source): index for index, source in enumerate(sources)}
+    samples = len(sources[0].x)
+    return ReplicaBatches(
+        torch.cat([source.x for source in sources]),
+        torch.cat([source.y for source in sources]),
+        torch.stack([torch.arange(samples) + place[id(job.data)] * samples for job in jobs]),
+        batch_size,
+        seeds=[job.seed for job in jobs],
+    )
 
 
 def train(
@@ -188,17 +203,7 @@ def _train(
             widths = [job.data.x.shape[1], *hidden, job.data.y.shape[1]]
             nets.append(mlp(widths, activation=activation, noise=job.noise))
     stack = Stack(nets, activation)
-    # Data that several networks have in common are there once.
-    sources = list({id(job.data): job.data for job in jobs}.values())
-    place = {id(source): index for index, source in enumerate(sources)}
-    samples = len(sources[0].x)
-    batches = ReplicaBatches(
-        torch.cat([source.x for source in sources]),
-        torch.cat([source.y for source in sources]),
-        torch.stack([torch.arange(samples) + place[id(job.data)] * samples for job in jobs]),
-        config.batch_size,
-        seeds=[job.seed for job in jobs],
-    )
+    batches = batches_of(jobs, config.batch_size)
     fit(stack, batches, config)
     return [
         nn.Sequential(job.data.standardize, *net.children(), *job.data.back).double().eval()
