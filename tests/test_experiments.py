@@ -75,6 +75,13 @@ def test_a_claim_holds_in_all_parts_in_some_or_in_none(tmp_path, label, least, m
     assert claim.verdict(record["parts"]) == verdict
 
 
+@pytest.mark.parametrize(("least", "verdict"), [(12.0, "holds"), (20.0, "does not hold")])
+def test_a_claim_about_most_cases_needs_more_than_half_of_them(tmp_path, least, verdict):
+    record = reproduce(trial(), "quick", workshop(tmp_path), results=tmp_path)
+    claim = Claim(says="", metric="number", least=least, majority=True)
+    assert claim.verdict(record["parts"]) == verdict
+
+
 def test_numbers_that_are_not_defined_agree_with_no_claim(tmp_path):
     experiment = trial(measure=lambda part, _: Measured({"number": float("nan")}, {}))
     record = reproduce(experiment, "quick", workshop(tmp_path), results=tmp_path)
@@ -112,6 +119,50 @@ def test_an_experiment_goes_on_where_it_was_cut_short(tmp_path):
 
     reproduce(trial(rest), "paper", workshop(tmp_path), results=tmp_path)
     assert done == [(label, seed) for label in ("small", "large") for seed in range(3)]
+
+
+def measured_elsewhere(part: Part, _workshop: Workshop) -> Measured:
+    """In another process, which imports it."""
+    if part.settings.get("fails"):
+        raise ValueError("This part cannot be measured.")
+    number = 10.0 * part.settings["size"] + part.seed
+    return Measured({"number": number, "process": os.getpid()}, {})
+
+
+def test_parts_measured_at_the_same_time_give_the_same_results(tmp_path):
+    said: list[str] = []
+    elsewhere = Workshop(folder=tmp_path / "other work", say=said.append)
+    experiment = trial(measured_elsewhere)
+    record = reproduce(experiment, "quick", elsewhere, results=tmp_path, jobs=2)
+    numbers = [part["metrics"]["number"] for part in record["parts"]]
+    assert numbers == [10.0, 11.0, 12.0, 20.0, 21.0, 22.0]
+    assert os.getpid() not in {part["metrics"]["process"] for part in record["parts"]}
+    assert sum("is measured" in line for line in said) == 6
+    again = reproduce(experiment, "quick", elsewhere, results=tmp_path, jobs=2)
+    assert again["parts"] == record["parts"]
+
+
+def test_parts_about_one_network_are_left_to_one_process(tmp_path):
+    network = {"name": "net", "data": "mnist", "settings": {}}
+    parts = (
+        *seeds("a", 2, size=1, network=network),
+        *seeds("b", 2, size=2, inner={"network": network}),
+        *seeds("c", 2, size=3),
+    )
+    experiment = trial(measured_elsewhere, **dict.fromkeys(SCALES, parts))
+    record = reproduce(experiment, "quick", workshop(tmp_path), results=tmp_path, jobs=4)
+    places = {(p["label"], p["seed"]): p["metrics"]["process"] for p in record["parts"]}
+    for seed in range(2):
+        assert places["a", seed] == places["b", seed]
+
+
+def test_a_part_that_fails_elsewhere_is_an_error_here_and_what_is_done_is_kept(tmp_path):
+    parts = (*seeds("good", 2, size=1), *seeds("bad", 1, fails=True))
+    failing = trial(measured_elsewhere, **dict.fromkeys(SCALES, parts))
+    with pytest.raises(ValueError, match="cannot be measured"):
+        reproduce(failing, "quick", workshop(tmp_path), results=tmp_path, jobs=2)
+    kept = reproduce(failing, "quick", workshop(tmp_path), results=tmp_path, only=["good"])
+    assert os.getpid() not in {part["metrics"]["process"] for part in kept["parts"]}
 
 
 def test_parts_of_other_settings_are_measured_again(tmp_path):

@@ -244,7 +244,7 @@ def test_nothing_is_chosen_by_the_test_part(small_set, settings, tmp_path):
     small_set["test"] = 1000.0
     moved = uci.measure(part, Workshop(folder=tmp_path / "other"))
     for name, column in found.series.items():
-        chosen = set(column) - {"log-likelihood", "rmse", "covered"}
+        chosen = set(column) - {"log-likelihood", "rmse", "covered", "tried on test"}
         assert {"noise", "held out"} <= chosen
         for key in chosen:
             assert column[key] == moved.series[name][key]
@@ -265,6 +265,8 @@ def test_the_best_of_a_split_is_the_one_with_the_highest_held_out_likelihood(sma
             assert column["noise"][split] == SETTINGS["noises"][np.argmax(column["tried"][split])]
     for name, column in series.items():
         assert metrics[name] == pytest.approx(np.mean(column["log-likelihood"]))
+    on_test = [np.mean(column["tried on test"], 0).max() for column in rows]
+    assert metrics["chosen by the test score"] == pytest.approx(max(on_test))
 
 
 def test_rows_are_kept_until_settings_change(small_set, tmp_path):

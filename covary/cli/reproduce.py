@@ -40,6 +40,9 @@ def reproduce(
     results: Annotated[
         Path, typer.Option("--results", help="Folder of the results, NAME.json.")
     ] = Path("results"),
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", min=1, help="Measure so many parts at a time.")
+    ] = 1,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace results of a larger scale.")
     ] = False,
@@ -57,6 +60,7 @@ def reproduce(
 
     - `covary reproduce --list`
     - `covary reproduce mechanism --scale paper`
+    - `covary reproduce uci --scale paper --jobs 2`
     - `covary reproduce mnist-relu ood-notmnist --scale quick --results trial`
     - `covary reproduce --all --scale smoke --results trial`
     """
@@ -93,7 +97,13 @@ def reproduce(
     for experiment in chosen:
         try:
             record = experiments.reproduce(
-                experiment, scale, workshop, results=results, only=only or (), overwrite=overwrite
+                experiment,
+                scale,
+                workshop,
+                results=results,
+                only=only or (),
+                overwrite=overwrite,
+                jobs=jobs,
             )
         except StoppedError as stopped:
             say(f"{stopped} What is done is kept: go on with the same command.")
@@ -119,6 +129,7 @@ def _make(folder: Path) -> None:
 
 def _list(known: Sequence[Experiment], results: Path, *, as_json: bool) -> None:
     from covary.experiments import ResultError, load
+    from covary.report.reproduction.words import duration
 
     rows: list[dict[str, str]] = []
     for experiment in known:
@@ -133,6 +144,7 @@ def _list(known: Sequence[Experiment], results: Path, *, as_json: bool) -> None:
                 "paper": experiment.paper,
                 "title": experiment.title,
                 "scale": scale,
+                "time": duration(record["seconds"] + record["training_seconds"]) if record else "",
                 "verdict": experiment.verdict(record) if record else "",
             }
         )
@@ -141,9 +153,9 @@ def _list(known: Sequence[Experiment], results: Path, *, as_json: bool) -> None:
         return
     common.show_table(
         f"Experiments, and what {results} has of them",
-        ["name", "in the paper", "results", "verdict"],
-        [[row[key] for key in ("name", "paper", "scale", "verdict")] for row in rows],
-        left=4,
+        ["name", "in the paper", "results", "took", "verdict"],
+        [[row[key] for key in ("name", "paper", "scale", "time", "verdict")] for row in rows],
+        left=5,
     )
 
 

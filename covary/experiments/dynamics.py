@@ -9,6 +9,7 @@ import numpy as np
 from covary.experiments.experiment import Measured, Part
 from covary.experiments.workshop import Workshop
 from covary.runs import verify
+from covary.runs.verify import OU
 
 # Of the trace that is shown, so many points in time.
 _TIMES = 300
@@ -17,7 +18,8 @@ _TIMES = 300
 def measure(part: Part, workshop: Workshop) -> Measured:
     """Mean, variance and covariance of the output: moments, and what was sampled.
 
-    Settings: ``network``, ``copies`` of the steady state, ``duration`` of the network in time.
+    Settings: ``network``, ``copies`` of the steady state, ``duration``, ``method`` and ``dt`` of
+    the network in time.
     """
     settings = part.settings
     run = workshop.trained(settings["network"], part.seed)
@@ -26,6 +28,8 @@ def measure(part: Part, workshop: Workshop) -> Measured:
         samples=1,
         copies=settings["copies"],
         duration=settings["duration"],
+        method=settings["method"],
+        dt=settings["dt"],
         data_dir=workshop.data_dir,
         seed=part.seed,
         progress=workshop.progress,
@@ -69,5 +73,9 @@ def _shown(arrays: dict[str, np.ndarray], layers: list[dict[str, Any]]) -> dict[
         "variance_error": arrays[f"{output}/variance_error"][0].tolist(),
         "covariance": arrays["output/covariance"].tolist(),
         "sampled_covariance": arrays["output/sampled_covariance"].tolist(),
+        "in_time": {
+            name: {key: arrays[f"output/{name}/{key}"].tolist() for key in ("mean", "covariance")}
+            for name in OU
+        },
         "errors_by_layer": errors,
     }

@@ -49,6 +49,8 @@ class Claim:
         published: the number as printed, with what the paper compares it with; empty if it has
             none.
         least, most: bounds within which a measured number is in accord with the claim.
+        majority: it is about most parts and not about each; it holds if more than half agree, and
+            does not if fewer do.
         why: what is known of the reason, where a claim does not hold.
         ours: the paper does not say this, or not so; shown beside its claims, but not counted. It
             may be without bounds.
@@ -60,6 +62,7 @@ class Claim:
     published: str = ""
     least: float | None = None
     most: float | None = None
+    majority: bool = False
     why: str = ""
     ours: bool = False
 
@@ -92,6 +95,8 @@ class Claim:
         if self.least is None and self.most is None:
             return None
         agreed = [self.agrees(value) for value in self.values(parts)]
+        if self.majority and agreed:
+            return HOLDS if sum(agreed) > len(agreed) / 2 else FAILS
         return overall([HOLDS if each else FAILS for each in agreed])
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from covary.experiments import store
-from covary.experiments.experiment import Experiment, Part
+from covary.experiments import measuring, store
+from covary.experiments.experiment import Experiment
 from covary.experiments.workshop import Workshop
 from covary.runs.directory import environment
-from covary.training.log import without_nan
 
 
 def reproduce(
@@ -23,6 +21,7 @@ def reproduce(
     results: Path,
     only: Collection[str] = (),
     overwrite: bool = False,
+    jobs: int = 1,
 ) -> dict[str, Any]:
     """Measure every part of an experiment that was not measured before, and write the results.
 
@@ -34,6 +33,7 @@ def reproduce(
         only: measure parts of these labels alone; others are in the results if they were measured
             before, and named as missing if not.
         overwrite: replace results of a larger scale.
+        jobs: measure so many parts at a time, each in a process of its own.
 
     Returns:
         What was written: parts with their metrics, and all that is needed to make them again.
@@ -42,22 +42,21 @@ def reproduce(
     wanted = experiment.parts[scale]
     check_labels(experiment, scale, only)
     started = datetime.now(timezone.utc)
+    kept = measuring.kept_in(workshop, experiment)
+    measuring.measure(
+        experiment,
+        scale,
+        workshop,
+        chosen=[part for part in wanted if not only or part.label in only],
+        jobs=jobs,
+    )
     parts, missing = [], []
-    for i, part in enumerate(wanted):
-        name = f"{part.label}, seed {part.seed}" if part.label else f"seed {part.seed}"
-        path = workshop.folder / "parts" / experiment.name / f"{_slug(part)}.json"
-        found = store.known_part(path, part)
-        if found is None and only and part.label not in only:
-            missing.append({"label": part.label, "seed": part.seed})
-            continue
-        workshop.say(
-            f"{experiment.name} ({scale}), part {i + 1} of {len(wanted)}: {name}"
-            + ("; measured before." if found else ".")
-        )
+    for part in wanted:
+        found = store.known_part(measuring.path_of(kept, part), part)
         if found is None:
-            found = _measured(experiment, part, workshop)
-            store.save_part(path, found)
-        parts.append(found)
+            missing.append({"label": part.label, "seed": part.seed})
+        else:
+            parts.append(found)
     trained: dict[str, float] = {}
     for each in parts:
         trained |= workshop.training_seconds(each["settings"], each["seed"])
@@ -88,25 +87,3 @@ def check_labels(experiment: Experiment, scale: str, only: Collection[str]) -> N
         raise ValueError(
             f"{experiment.name} has parts {known} at scale {scale}, and none {', '.join(unknown)}."
         )
-
-
-def _measured(experiment: Experiment, part: Part, workshop: Workshop) -> dict[str, Any]:
-    began, trainings, found = time.perf_counter(), len(workshop.spent), len(workshop.reused)
-    metrics, series = experiment.measure(part, workshop)
-    seconds = time.perf_counter() - began - sum(workshop.spent[trainings:])
-    seconds += sum(workshop.reused[found:])
-    about: Mapping[str, Any] = environment(datetime.now(timezone.utc))
-    return {
-        "label": part.label,
-        "seed": part.seed,
-        "settings": dict(part.settings),
-        "metrics": without_nan(dict(metrics)),
-        "series": store.rounded(dict(series)),
-        "seconds": round(seconds, 1),
-        "git_commit": about["git_commit"],
-    }
-
-
-def _slug(part: Part) -> str:
-    label = "".join(each if each.isalnum() else "-" for each in part.label)
-    return f"{label}-{part.seed}" if label else str(part.seed)

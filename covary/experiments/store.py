@@ -89,6 +89,12 @@ def save(folder: Path, record: Mapping[str, Any]) -> Path:
     return path
 
 
+def slug(part: Part) -> str:
+    """The name of a part's file."""
+    label = "".join(each if each.isalnum() else "-" for each in part.label)
+    return f"{label}-{part.seed}" if label else str(part.seed)
+
+
 def known_part(path: Path, part: Part) -> dict[str, Any] | None:
     """What a part gave before, if it was decided by the same settings."""
     try:

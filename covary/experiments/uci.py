@@ -149,15 +149,18 @@ _WINE = (
     "twice; a likelihood that knows these rows again can be higher, and says nothing of new wines."
 )
 _SHORT = (
-    "The paper chose the noise by the test score. And its numbers in brackets, even if they are "
-    "variances as its code prints them, can be smaller than our splits differ among themselves "
-    "(deviation over splits): its runs are then hardly of different splits, and one split alone "
-    "may be far from the mean of all."
+    "The paper chose the noise by the test score; below is what that gives. And its numbers in "
+    "brackets, even if they are variances as its code prints them, can be smaller than our splits "
+    "differ among themselves (deviation over splits): its runs are then hardly of different "
+    "splits, and one split alone may be far from the mean of all."
 )
 
 
+# Sets whose published cells are of raw targets.
+_ASKED = tuple(name for name in _SETS if name not in published.LOG_TARGETS)
+
+
 def _best_claims() -> list[Claim]:
-    asked = ("boston-housing", "concrete", "energy", "kin8nm", "power-plant", "wine-quality-red")
     return [
         Claim(
             says=f"{name}: the best of MNN and dMNN is as high, or within 0.05.",
@@ -167,7 +170,21 @@ def _best_claims() -> list[Claim]:
             least=published.best_own(name) - 0.05,
             why=_WINE if name == "wine-quality-red" else _SHORT,
         )
-        for name in asked
+        for name in _ASKED
+    ]
+
+
+def _peeking_claims() -> list[Claim]:
+    return [
+        Claim(
+            says=f"{label}: activation, covariance and noise chosen by the test score, of networks "
+            "that have not seen the fifth that is held out.",
+            metric="chosen by the test score",
+            label=label,
+            published=f"{published.best_own(label.split(',')[0]):.2f}",
+            ours=True,
+        )
+        for label in (*_ASKED, *_LOGARITHMS)
     ]
 
 
@@ -191,6 +208,7 @@ def _correlation_claims() -> list[Claim]:
             says=f"MNN is superior to dMNN in most cases ({activation}).",
             metric=f"gain of correlations, {activation}",
             least=0.0,
+            majority=True,
             why="Both are the same trained network: with one hidden layer correlations do not "
             "reach the mean. What is left is which of two variances of the output fits better.",
         )
@@ -270,6 +288,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         claims=(
             *_best_claims(),
             *_log_claims(),
+            *_peeking_claims(),
             *_correlation_claims(),
             *_calibrated_claims(),
         ),

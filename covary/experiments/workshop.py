@@ -119,7 +119,7 @@ class Workshop:
     def training_seconds(self, settings: Mapping[str, Any], seed: int) -> dict[str, float]:
         """How long each network that a part's settings name was trained, by its folder."""
         found = {}
-        for values in _networks_in(settings):
+        for values in networks_in(settings):
             path = self.folder / f"{values['name']}-{seed}"
             record = path / "environment.json"
             if record.exists():
@@ -154,10 +154,10 @@ class Workshop:
         return measured
 
 
-def _networks_in(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def networks_in(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Every network that settings hold, at whatever depth."""
     if {"name", "data", "settings"} <= set(settings):
         yield settings
     for value in settings.values():
         if isinstance(value, Mapping):
-            yield from _networks_in(value)
+            yield from networks_in(value)

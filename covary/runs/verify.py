@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
@@ -67,6 +67,8 @@ def verify(
     samples: int = 4,
     copies: int | None = None,
     duration: float | None = None,
+    method: str = "exponential",
+    dt: float | None = None,
     decisions: int = 500,
     data_dir: str | None = None,
     seed: int = 0,
@@ -86,6 +88,8 @@ def verify(
         samples: test inputs.
         copies: draws of the steady state for each of them, 65,536 if None; or spiking networks, 64.
         duration: of networks in time, in time constants, 60 if None; or ms of spikes, 1,000.
+        method, dt: how networks in time are integrated, as ``covary.stochastic.simulate_ou`` takes
+            them; spikes need neither.
         decisions: test inputs to see how fast a spiking network classifies them.
         data_dir: where data are looked for first.
         seed: decides which inputs, and all noise.
@@ -115,8 +119,9 @@ def verify(
     copies = 65_536 if copies is None else copies
     duration = 60.0 if duration is None else duration
     x = dataset.x_test[torch.from_numpy(rows)]
+    in_time = {"duration": duration, "method": method, "dt": dt}
     seen = [
-        _look(net, chain, one[None], copies, duration, (seed, i), numbered(progress, i, len(x)))
+        _look(net, chain, one[None], copies, in_time, (seed, i), numbered(progress, i, len(x)))
         for i, one in enumerate(x)
     ]
     dynamics = seen[0].dynamics
@@ -135,7 +140,7 @@ def verify(
         "ou": {
             name: {
                 "ratio": OU[name],
-                "method": "exponential",
+                "method": method,
                 "copies": _OU_COPIES,
                 "time_constants": list(one.time_constants),
                 "dt": one.dt,
@@ -159,7 +164,7 @@ def _look(
     chain: Chain,
     x: Tensor,
     copies: int,
-    duration: float,
+    in_time: Mapping[str, Any],
     key: tuple[int, int],
     progress: Progress | None,
 ) -> _Seen:
@@ -182,10 +187,9 @@ def _look(
         name: simulate_ou(
             chain,
             x,
-            duration=duration,
+            **in_time,
             copies=_OU_COPIES,
             ratio=ratio,
-            method="exponential",
             seed=noise,
             progress=progress,
             record_trace=traced if ratio == 1 and key[1] == 0 else None,
@@ -298,11 +302,16 @@ def _arrays(chain: Chain, x: Tensor, seen: Sequence[_Seen], seed: int) -> dict[s
         "output/sampled_covariance": _numpy(output.covariance_matrix[0]),
         "output/covariance_error": _numpy(output.covariance_error[0]),
     }
-    for dynamics in first.dynamics.values():
+    for name, dynamics in first.dynamics.items():
+        last = list(dynamics.stages.values())[-1]
+        arrays |= {
+            f"output/{name}/mean": _numpy(last.mean[0]),
+            f"output/{name}/covariance": _numpy(last.covariance_matrix[0]),
+        }
         if dynamics.trace:
             arrays["times"] = _numpy(dynamics.times)
             arrays |= {
-                f"{name}/trace": _numpy(trace[:, 0]) for name, trace in dynamics.trace.items()
+                f"{stage}/trace": _numpy(trace[:, 0]) for stage, trace in dynamics.trace.items()
             }
     return arrays
 

@@ -12,6 +12,7 @@ from covary.report.reproduction.layout import Record, composed, letter, panels
 
 RIGHT, WRONG = TEAL, ORANGE
 _COLOURS = (BLUE, PURPLE, SLATE)
+_MARKERS = "os^Dv<>"
 
 
 @composed
@@ -33,7 +34,8 @@ def four_panels(record: Record) -> Drawing:
         f"output for right and wrong predictions ({_named(parts[0])}; bands are half a standard "
         "deviation over inputs). b: entropy in the last two layers of that network at the end. "
         "c: separability of wrong from right predictions by layer. d: separability at the output "
-        "against accuracy, one point for each epoch that was looked at, with lines of regression.",
+        "against accuracy, one point for each epoch that was looked at, with lines of regression; "
+        "markers are seeds.",
         figure=figure,
     )
 
@@ -59,6 +61,8 @@ def _training(axes: Axes, parts: Sequence[Record]) -> None:
         ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100) if tick <= series["epochs"][-1]]
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.minorticks_off()
+    else:
+        axes.locator_params(axis="x", integer=True)
     axes.legend(handles=[swatch("right", RIGHT, "--"), swatch("wrong", WRONG, "--")], loc="best")
 
 
@@ -97,7 +101,7 @@ def _by_layer(axes: Axes, parts: Sequence[Record]) -> None:
     letter(axes, "c", "separability by layer")
     for part, colour in zip(parts, _cycled(parts), strict=True):
         values = part["series"]["separability_by_layer"]
-        axes.plot(range(1, len(values) + 1), values, color=colour, marker="o", ms=3.5)
+        axes.plot(range(1, len(values) + 1), values, color=colour, marker=_marker(part), ms=3.5)
     count = len(parts[0]["series"]["layers"])
     axes.set_xticks(range(1, count + 1), [*map(str, range(1, count)), "output"])
     axes.axhline(0, color=SLATE, lw=0.7)
@@ -112,7 +116,7 @@ def _against_accuracy(axes: Axes, parts: Sequence[Record]) -> None:
         series = part["series"]
         accuracy = np.array(series["accuracy"])
         values = [np.nan if one is None else one for one in series["separability"]]
-        axes.plot(accuracy, values, "o", color=colour, ms=3, alpha=0.8)
+        axes.plot(accuracy, values, _marker(part), color=colour, ms=3, alpha=0.8)
         slope, intercept = series["fit"]
         if slope is not None:
             ends = np.array([accuracy.min(), accuracy.max()])
@@ -131,6 +135,11 @@ def _cycled(parts: Sequence[Record]) -> list[str]:
     """A colour for each label."""
     labels = list(dict.fromkeys(part["label"] for part in parts))
     return [_COLOURS[labels.index(part["label"]) % len(_COLOURS)] for part in parts]
+
+
+def _marker(part: Record) -> str:
+    """One for each seed."""
+    return _MARKERS[part["seed"] % len(_MARKERS)]
 
 
 def _named(part: Record) -> str:

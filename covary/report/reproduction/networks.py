@@ -174,43 +174,62 @@ def stochastic(record: Record) -> Drawing:
         trace.plot(series["times"], values, lw=0.8)
     trace.set_xlabel("time (time constants)")
     trace.set_ylabel("state")
-    moments = figure.add_subplot(grid[0, 4:])
-    letter(moments, "c", "mean, variance")
-    for key, colour, marker in (("mean", BLUE, "o"), ("variance", ORANGE, "s")):
-        moments.plot(series[f"sampled_{key}"], series[key], marker, color=colour, ms=4, label=key)
-    low = min(*series["sampled_mean"], *series["sampled_variance"])
-    high = max(*series["sampled_mean"], *series["sampled_variance"])
-    moments.plot([low, high], [low, high], color=SLATE, lw=0.8, ls="--")
-    moments.set_xlabel("sampled")
-    moments.set_ylabel("moments")
-    moments.legend(loc="upper left")
-    _covariances([figure.add_subplot(grid[1, :3]), figure.add_subplot(grid[1, 3:])], series)
+    _moments(figure.add_subplot(grid[0, 4:]), series)
+    _covariances([figure.add_subplot(grid[1, i : i + 2]) for i in (0, 2, 4)], series)
     first = record["parts"][0]["metrics"]
     return Drawing(
         name=record["experiment"],
         alt=f"Relative errors of the output: mean {first['mean_error_steady']:.2g}, covariance "
         f"{first['covariance_error_steady']:.2g} against the steady state, "
-        f"{first['covariance_error_ou-1']:.2g} against the network in time.",
+        f"{first['covariance_error_ou-0']:.2g} against the network in time whose layers follow at "
+        f"once, {first['covariance_error_ou-1']:.2g} against that of equal time constants.",
         caption="a: a test digit. b: the six outputs that vary most of the stochastic network with "
         "equal time constants, Eq. (stoc_network), for a while. c: mean and variance of each "
-        "output, moments against draws of the steady state. d: covariance of the output, the same "
-        "scale of colours in both.",
+        "output, moments against the network in time (Euler-Maruyama): filled if layers follow at "
+        "once, hollow with equal time constants. d: covariance of the output by moments and by the "
+        "two networks in time, the same scale of colours in all.",
         figure=figure,
     )
 
 
+# Networks in time, by what results call them.
+_IN_TIME = {"ou-0": "layers at once", "ou-1": "equal constants"}
+
+
+def _moments(axes: Axes, series: Record) -> None:
+    letter(axes, "c", "mean, variance")
+    ends = []
+    for name, filled in (("ou-0", True), ("ou-1", False)):
+        seen = series["in_time"][name]
+        values = {"mean": seen["mean"], "variance": np.diag(seen["covariance"]).tolist()}
+        for key, colour, marker in (("mean", BLUE, "o"), ("variance", ORANGE, "s")):
+            axes.plot(
+                values[key],
+                series[key],
+                marker,
+                color=colour,
+                mfc=colour if filled else "none",
+                ms=4,
+                label=key if filled else None,
+            )
+            ends += values[key]
+    axes.plot([min(ends), max(ends)], [min(ends), max(ends)], color=SLATE, lw=0.8, ls="--")
+    axes.set_xlabel("in time")
+    axes.set_ylabel("moments")
+    axes.legend(loc="upper left")
+
+
 def _covariances(axes: list[Axes], series: Record) -> None:
-    limit = float(np.abs(series["sampled_covariance"]).max())
-    for one, key, words in (
-        (axes[0], "covariance", "moments"),
-        (axes[1], "sampled_covariance", "sampled"),
-    ):
-        letter(one, "d" if one is axes[0] else "", f"covariance, {words}")
-        values = np.array(series[key])
-        shown = one.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit)
+    tables = {"moments": series["covariance"]} | {
+        words: series["in_time"][name]["covariance"] for name, words in _IN_TIME.items()
+    }
+    limit = max(float(np.abs(table).max()) for table in tables.values())
+    for one, (words, table) in zip(axes, tables.items(), strict=True):
+        letter(one, "d" if one is axes[0] else "", words)
+        shown = one.imshow(np.array(table), cmap="RdBu_r", vmin=-limit, vmax=limit)
         one.grid(visible=False)
-        one.set_xticks(range(0, len(values), 3))
-        one.set_yticks(range(0, len(values), 3))
+        one.set_xticks(range(0, len(table), 3))
+        one.set_yticks(range(0, len(table), 3))
         one.set_xlabel("output")
     axes[0].figure.colorbar(shown, ax=axes, shrink=0.85)
 

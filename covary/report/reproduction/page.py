@@ -17,12 +17,12 @@ from markupsafe import Markup
 
 from covary import experiments
 from covary.experiments import Claim, Experiment
-from covary.experiments.experiment import FAILS, PARTLY
+from covary.experiments.experiment import FAILS, HOLDS, PARTLY
 from covary.experiments.store import configuration
 from covary.report.drawing import Drawing, inline_svg, save
 from covary.report.reproduction.figures import FIGURES, TABLES
 from covary.report.reproduction.table import Table
-from covary.report.reproduction.words import bounds, duration, spread
+from covary.report.reproduction.words import GLOSSARY, bounds, duration, spread
 
 FIGURE_FOLDER = "figures/reproduction"
 
@@ -94,15 +94,23 @@ class Section:
         record = self.record
         if record is None:
             return {"scale": "none yet", "seeds": "", "time": ""}
-        seeds = len(record["seeds"])
         return {
             "scale": record["scale"],
-            "seeds": str(seeds),
+            "seeds": _repeats(record),
             "time": duration(record["seconds"] + record["training_seconds"]),
             "date": record["started"][:10],
             "commit": _short(record["git_commit"]),
             "torch": record["versions"].get("torch", "unknown"),
         }
+
+
+def _repeats(record: Mapping[str, Any]) -> str:
+    """Over what numbers vary: seeds, or splits of a set."""
+    splits = {each["settings"].get("splits", 0) for each in record["config"]}
+    if max(splits, default=0):
+        return " to ".join(map(str, sorted({min(splits), max(splits)}))) + " splits"
+    seeds = len(record["seeds"])
+    return f"{seeds} seed" + ("s" if seeds != 1 else "")
 
 
 def _short(commit: str | None) -> str:
@@ -145,15 +153,11 @@ def _judged(claim: Claim, record: Mapping[str, Any]) -> Judged:
     if record["scale"] == "smoke":
         verdict = "not judged"
     why = claim.why if verdict in (PARTLY, FAILS) else ""
-    return Judged(
-        claim,
-        bounds(claim),
-        spread(claim.values(record["parts"])),
-        f"{PARTLY}, {claim.agreeing(record['parts'])}"
-        if verdict == PARTLY
-        else verdict or ("shown" if claim.values(record["parts"]) else "not measured"),
-        why,
-    )
+    if verdict is None:
+        verdict = "shown" if claim.values(record["parts"]) else "not measured"
+    elif verdict == PARTLY or (claim.majority and verdict in (HOLDS, FAILS)):
+        verdict = f"{verdict}, {claim.agreeing(record['parts'])}"
+    return Judged(claim, bounds(claim), spread(claim.values(record["parts"])), verdict, why)
 
 
 def write(results: Path, *, markdown: Path, html: Path) -> None:
@@ -186,6 +190,7 @@ def _render(template: str, found: list[Section], results: Path) -> str:
         counted=Counter(section.plain_verdict for section in found),
         style=Markup(_packaged("page.css")),
         folder=FIGURE_FOLDER,
+        glossary=GLOSSARY,
         results=results.name,
     )
 

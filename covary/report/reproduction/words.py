@@ -8,6 +8,23 @@ from collections.abc import Sequence
 
 from covary.experiments import Claim
 
+# What readers of the page may not know, or know otherwise.
+GLOSSARY = {
+    "entropy": "of the Gaussian with a layer's covariance, in nats: half the logarithm of its "
+    "determinant and a constant, over the directions in which it varies.",
+    "separability": "of two groups of numbers, the paper's measure: the difference of their "
+    "averages over the square root of the sum of their variances.",
+    "right, wrong, foreign": "test samples that the network classifies as their labels say, those "
+    "it does not, and inputs of another kind than it was trained on.",
+    "AUROC": "the chance that a sample that should be flagged scores higher than one that should "
+    "not; 0.5 is guessing, 1 is perfect.",
+    "MNN, dMNN": "networks with covariances in full, and with variances alone.",
+    "shared": "in training all samples of a mini-batch have one covariance; in evaluation each has "
+    "its own.",
+    "sigma": "standard deviation of the noise at the input (sigma_1) and within layers (sigma_2).",
+    "R^2": "of a straight line through epochs: the share of variance that it explains.",
+}
+
 
 def number(value: float | None) -> str:
     """Four significant digits, or what stands for none."""
