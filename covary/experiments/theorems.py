@@ -92,10 +92,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "Labels are the teacher's means, or Gaussian about them with its covariance, as in the "
             "proof. Four details of the proof are not so. The paper's manifold moves with the "
             "scale of the weights; the one that stays is in a space with a coordinate more, for "
-            "the unit's own noise. With a bias, which has no variance, it is not bounded. Spheres are not Hadamard manifolds, which "
-            "the cited theorem on convergence is about. And the form is a change of variables that "
-            "holds for any variances in place of the teacher's: it says nothing about being "
-            "drawn to those."
+            "the unit's own noise. With a bias, which has no variance, it is not bounded. "
+            "Spheres are not Hadamard manifolds, which the cited theorem on convergence is about. "
+            "And the form is a change of variables that holds for any variances in place of the "
+            "teacher's: it says nothing about being drawn to those."
         ),
         measure=riemannian.measure,
         parts={scale: _first(scale) for scale in SCALES},
