@@ -150,7 +150,9 @@ class Experiment:
         known = [each for each in found if each is not None]
         verdict = overall(known) or "not measured"
         if verdict == PARTLY:
-            verdict += f" ({known.count(HOLDS)} of {len(known)} claims hold)"
+            partly = known.count(PARTLY)
+            some = f", {partly} partly" if partly else ""
+            verdict += f" ({known.count(HOLDS)} of {len(known)} claims hold{some})"
         if known and len(known) < len(found):
             verdict += f", {len(found) - len(known)} of {len(found)} not measured"
         return verdict

@@ -93,10 +93,10 @@ class Section:
         """Scale, seeds, time and origin."""
         record = self.record
         if record is None:
-            return {"scale": "none yet", "seeds": "", "time": ""}
+            return {"scale": "none yet", "over": "", "time": ""}
         return {
             "scale": record["scale"],
-            "seeds": _repeats(record),
+            "over": _repeats(record),
             "time": duration(record["seconds"] + record["training_seconds"]),
             "date": record["started"][:10],
             "commit": _short(record["git_commit"]),
