@@ -138,8 +138,11 @@ def test_parts_measured_at_the_same_time_give_the_same_results(tmp_path):
     assert numbers == [10.0, 11.0, 12.0, 20.0, 21.0, 22.0]
     assert os.getpid() not in {part["metrics"]["process"] for part in record["parts"]}
     assert sum("is measured" in line for line in said) == 6
+    assert (record["this_time"]["parts"], record["this_time"]["jobs"]) == (6, 2)
+    assert "by the clock with 2 processes" in page._section(experiment, record).facts["time"]
     again = reproduce(experiment, "quick", elsewhere, results=tmp_path, jobs=2)
     assert again["parts"] == record["parts"]
+    assert "by the clock" not in page._section(experiment, again).facts["time"]
 
 
 def test_parts_about_one_network_are_left_to_one_process(tmp_path):

@@ -32,7 +32,7 @@ def path_of(folder: Path, part: Part) -> Path:
 
 def measure(
     experiment: Experiment, scale: str, workshop: Workshop, *, chosen: Sequence[Part], jobs: int = 1
-) -> None:
+) -> int:
     """Measure those of the chosen parts that were not measured before, and keep what they give.
 
     Args:
@@ -42,6 +42,9 @@ def measure(
         chosen: some of the experiment's parts, or all.
         jobs: how many processes measure at a time. Parts that look at the same network are left
             to one of them; the progress of trainings is not shown by more than one.
+
+    Returns:
+        How many parts were measured now.
     """
     folder = kept_in(workshop, experiment)
     rest = []
@@ -52,13 +55,14 @@ def measure(
             workshop.say(f"{experiment.name} ({scale}): {_name(part)}; measured before.")
     if jobs > 1 and len(rest) > 1:
         _in_processes(experiment, scale, workshop, rest, jobs)
-        return
+        return len(rest)
     for count, part in enumerate(rest):
         workshop.say(
             f"{experiment.name} ({scale}), part {count + 1} of {len(rest)} to measure: "
             f"{_name(part)}."
         )
         _keep(experiment, part, workshop)
+    return len(rest)
 
 
 def _in_processes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from datetime import datetime, timezone
 from pathlib import Path
@@ -43,13 +44,15 @@ def reproduce(
     check_labels(experiment, scale, only)
     started = datetime.now(timezone.utc)
     kept = measuring.kept_in(workshop, experiment)
-    measuring.measure(
+    began = time.perf_counter()
+    measured = measuring.measure(
         experiment,
         scale,
         workshop,
         chosen=[part for part in wanted if not only or part.label in only],
         jobs=jobs,
     )
+    elapsed = time.perf_counter() - began
     parts, missing = [], []
     for part in wanted:
         found = store.known_part(measuring.path_of(kept, part), part)
@@ -68,6 +71,8 @@ def reproduce(
         # experiments may have in common with this one.
         "seconds": round(sum(part["seconds"] for part in parts), 1),
         "training_seconds": round(sum(trained.values()), 1),
+        # What this command measured itself, and how long that took by the clock.
+        "this_time": {"parts": measured, "jobs": jobs, "seconds": round(elapsed, 1)},
         "seeds": sorted({part["seed"] for part in parts}),
         "config": store.configuration(experiment, scale),
         "missing": missing,

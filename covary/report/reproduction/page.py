@@ -97,7 +97,7 @@ class Section:
         return {
             "scale": record["scale"],
             "over": _repeats(record),
-            "time": duration(record["seconds"] + record["training_seconds"]),
+            "time": duration(record["seconds"] + record["training_seconds"]) + _at_a_time(record),
             "date": record["started"][:10],
             "commit": _short(record["git_commit"]),
             "torch": record["versions"].get("torch", "unknown"),
@@ -111,6 +111,14 @@ def _repeats(record: Mapping[str, Any]) -> str:
         return " to ".join(map(str, sorted({min(splits), max(splits)}))) + " splits"
     seeds = len(record["seeds"])
     return f"{seeds} seed" + ("s" if seeds != 1 else "")
+
+
+def _at_a_time(record: Mapping[str, Any]) -> str:
+    """How long it took by the clock, where all of it was measured at once by several processes."""
+    last = record.get("this_time", {"jobs": 1, "parts": 0})
+    if last["jobs"] == 1 or last["parts"] < len(record["parts"]):
+        return ""
+    return f" ({duration(last['seconds'])} by the clock with {last['jobs']} processes)"
 
 
 def _short(commit: str | None) -> str:
