@@ -130,33 +130,28 @@ def measured_elsewhere(part: Part, _workshop: Workshop) -> Measured:
 
 
 def test_parts_measured_at_the_same_time_give_the_same_results(tmp_path):
+    """And parts about one network are left to one process, so that it is trained once."""
     said: list[str] = []
-    elsewhere = Workshop(folder=tmp_path / "other work", say=said.append)
-    experiment = trial(measured_elsewhere)
+    elsewhere = Workshop(folder=tmp_path / "work", say=said.append)
+    network = {"name": "net", "data": "mnist", "settings": {}}
+    parts = (
+        *seeds("small", 2, size=1, network=network),
+        *seeds("large", 2, size=2, inner={"network": network}),
+        *seeds("alone", 2, size=3),
+    )
+    experiment = trial(measured_elsewhere, **dict.fromkeys(SCALES, parts))
     record = reproduce(experiment, "quick", elsewhere, results=tmp_path, jobs=2)
     numbers = [part["metrics"]["number"] for part in record["parts"]]
-    assert numbers == [10.0, 11.0, 12.0, 20.0, 21.0, 22.0]
-    assert os.getpid() not in {part["metrics"]["process"] for part in record["parts"]}
+    assert numbers == [10.0, 11.0, 20.0, 21.0, 30.0, 31.0]
+    places = {(p["label"], p["seed"]): p["metrics"]["process"] for p in record["parts"]}
+    assert os.getpid() not in places.values()
+    assert [places["small", seed] for seed in (0, 1)] == [places["large", seed] for seed in (0, 1)]
     assert sum("is measured" in line for line in said) == 6
     assert (record["this_time"]["parts"], record["this_time"]["jobs"]) == (6, 2)
     assert "by the clock with 2 processes" in page._section(experiment, record).facts["time"]
     again = reproduce(experiment, "quick", elsewhere, results=tmp_path, jobs=2)
     assert again["parts"] == record["parts"]
     assert "by the clock" not in page._section(experiment, again).facts["time"]
-
-
-def test_parts_about_one_network_are_left_to_one_process(tmp_path):
-    network = {"name": "net", "data": "mnist", "settings": {}}
-    parts = (
-        *seeds("a", 2, size=1, network=network),
-        *seeds("b", 2, size=2, inner={"network": network}),
-        *seeds("c", 2, size=3),
-    )
-    experiment = trial(measured_elsewhere, **dict.fromkeys(SCALES, parts))
-    record = reproduce(experiment, "quick", workshop(tmp_path), results=tmp_path, jobs=4)
-    places = {(p["label"], p["seed"]): p["metrics"]["process"] for p in record["parts"]}
-    for seed in range(2):
-        assert places["a", seed] == places["b", seed]
 
 
 def test_a_part_that_fails_elsewhere_is_an_error_here_and_what_is_done_is_kept(tmp_path):
