@@ -121,53 +121,23 @@ def test_an_experiment_goes_on_where_it_was_cut_short(tmp_path):
     assert done == [(label, seed) for label in ("small", "large") for seed in range(3)]
 
 
-def measured_elsewhere(part: Part, _workshop: Workshop) -> Measured:
-    """In another process, which imports it."""
-    if part.settings.get("fails"):
-        raise ValueError("This part cannot be measured.")
-    number = 10.0 * part.settings["size"] + part.seed
-    return Measured({"number": number, "process": os.getpid()}, {})
-
-
-def test_parts_measured_at_the_same_time_give_the_same_results(tmp_path):
-    """And parts about one network are left to one process, so that it is trained once."""
-    said: list[str] = []
-    elsewhere = Workshop(folder=tmp_path / "work", say=said.append)
-    network = {"name": "net", "data": "mnist", "settings": {}}
-    parts = (
-        *seeds("small", 2, size=1, network=network),
-        *seeds("large", 2, size=2, inner={"network": network}),
-        *seeds("alone", 2, size=3),
-    )
-    experiment = trial(measured_elsewhere, **dict.fromkeys(SCALES, parts))
-    record = reproduce(experiment, "quick", elsewhere, results=tmp_path, jobs=2)
-    numbers = [part["metrics"]["number"] for part in record["parts"]]
-    assert numbers == [10.0, 11.0, 20.0, 21.0, 30.0, 31.0]
-    places = {(p["label"], p["seed"]): p["metrics"]["process"] for p in record["parts"]}
-    assert os.getpid() not in places.values()
-    assert [places["small", seed] for seed in (0, 1)] == [places["large", seed] for seed in (0, 1)]
-    assert sum("is measured" in line for line in said) == 6
-    assert (record["this_time"]["parts"], record["this_time"]["jobs"]) == (6, 2)
-    assert "by the clock with 2 processes" in page._section(experiment, record).facts["time"]
-    again = reproduce(experiment, "quick", elsewhere, results=tmp_path, jobs=2)
-    assert again["parts"] == record["parts"]
-    assert "by the clock" not in page._section(experiment, again).facts["time"]
-
-
-def test_a_part_that_fails_elsewhere_is_an_error_here_and_what_is_done_is_kept(tmp_path):
-    parts = (*seeds("good", 2, size=1), *seeds("bad", 1, fails=True))
-    failing = trial(measured_elsewhere, **dict.fromkeys(SCALES, parts))
-    with pytest.raises(ValueError, match="cannot be measured"):
-        reproduce(failing, "quick", workshop(tmp_path), results=tmp_path, jobs=2)
-    kept = reproduce(failing, "quick", workshop(tmp_path), results=tmp_path, only=["good"])
-    assert os.getpid() not in {part["metrics"]["process"] for part in kept["parts"]}
-
-
 def test_parts_of_other_settings_are_measured_again(tmp_path):
     reproduce(trial(), "quick", workshop(tmp_path), results=tmp_path)
     larger = dict.fromkeys(SCALES, seeds("small", 3, size=7))
     record = reproduce(trial(**larger), "quick", workshop(tmp_path), results=tmp_path)
     assert [part["metrics"]["number"] for part in record["parts"]] == [70.0, 71.0, 72.0]
+
+
+def test_what_was_measured_in_another_way_is_measured_again(tmp_path):
+    reproduce(trial(), "quick", workshop(tmp_path), results=tmp_path)
+    otherwise = trial(lambda part, _: Measured({"number": 0.0}, {}))
+    record = reproduce(otherwise, "quick", workshop(tmp_path), results=tmp_path)
+    assert record["parts"][0]["metrics"]["number"] == 10.0  # nobody said so
+    later = replace(otherwise, revision=1)
+    record = reproduce(later, "quick", workshop(tmp_path), results=tmp_path)
+    assert {part["metrics"]["number"] for part in record["parts"]} == {0.0}
+    assert page._section(later, record).verdict == "does not hold"
+    assert page._section(otherwise, record).verdict == "measured in another way before"
 
 
 def test_parts_that_were_left_out_are_named_as_missing(tmp_path):
@@ -327,7 +297,7 @@ def test_experiments_are_rows_of_data(experiment):
             json.dumps(part.settings, allow_nan=False)
         labels = {part.label for part in experiment.parts[scale]}
         if scale == "paper":
-            assert {claim.label for claim in experiment.claims} <= {"", *labels}
+            assert {label for each in experiment.claims for label in each.labels} <= labels
     assert experiment.name in FIGURES or experiment.name in TABLES
 
 

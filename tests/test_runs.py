@@ -179,6 +179,16 @@ def test_a_folder_with_a_run_is_not_touched_unasked(classifier):
     assert classifier.model_path.read_bytes() == before
 
 
+def test_a_folder_is_trained_into_by_one_process_at_a_time(classifier):
+    dataset, _ = load_data(DataConfig(name="digits"))
+    with (
+        classifier.held_for_training(),
+        pytest.raises(RunError, match="being trained by another process"),
+    ):
+        train(classifier.config(), dataset, classifier, overwrite=True)
+    assert classifier.model_path.exists()
+
+
 def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     dataset, _ = load_data(DataConfig(name="digits"))

@@ -283,6 +283,14 @@ def test_the_seed_decides_inputs_and_noise(verified, tmp_path):
         assert layer["by_input"][0] == alone["by_input"][0]
 
 
+def test_networks_in_time_are_integrated_as_asked(verified, tmp_path):
+    copy = Run(shutil.copytree(verified.path, tmp_path / "copy"))
+    found = verify(copy, **QUICK | {"samples": 1}, method="euler-maruyama", dt=0.1)
+    assert {one["method"] for one in found["ou"].values()} == {"euler-maruyama"}
+    assert {one["dt"] for one in found["ou"].values()} == {0.1}
+    assert {one["method"] for one in stored(verified)["ou"].values()} == {"exponential"}
+
+
 def test_figures_have_what_they_need(verified):
     arrays = np.load(verified.path / "verification.npz", allow_pickle=False)
     assert arrays["input"].shape == (2, 1, 8, 8)
@@ -291,6 +299,9 @@ def test_figures_have_what_they_need(verified):
     assert np.abs(arrays["activation1/pairs"][..., 3]).max() <= 1
     assert arrays["output/covariance"].shape == (10, 10)
     assert arrays["linear3/trace"].shape == (len(arrays["times"]), 6)
+    for name in ("ou-0", "ou-1"):
+        assert arrays[f"output/{name}/mean"].shape == (10,)
+        assert arrays[f"output/{name}/covariance"].shape == (10, 10)
     with torch.no_grad():
         net = covary.with_covariance(verified.network(), "full")
         out = net(torch.from_numpy(arrays["input"]))

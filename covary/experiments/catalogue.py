@@ -5,6 +5,7 @@ from __future__ import annotations
 from covary.experiments import (
     classification,
     covariance_activations,
+    dynamics,
     images,
     mechanism,
     sensitivity,
@@ -43,6 +44,7 @@ _KNOWN = {
     for topic in (
         classification,
         covariance_activations,
+        dynamics,
         images,
         mechanism,
         sensitivity,

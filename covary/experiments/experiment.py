@@ -45,30 +45,39 @@ class Claim:
     Attributes:
         says: the claim, in a sentence.
         metric: the number's name in ``Measured.metrics``.
-        label: of which parts; of all of them if empty.
+        label: of which parts, or labels of which; of all of them if empty.
         published: the number as printed, with what the paper compares it with; empty if it has
             none.
         least, most: bounds within which a measured number is in accord with the claim.
         majority: it is about most parts and not about each; it holds if more than half agree, and
-            does not if fewer do.
+            else does not.
         why: what is known of the reason, where a claim does not hold.
         ours: the paper does not say this, or not so; shown beside its claims, but not counted. It
             may be without bounds.
+        goal: what we set out to reach by means of our own. To miss it says nothing of the paper.
     """
 
     says: str
     metric: str
-    label: str = ""
+    label: str | tuple[str, ...] = ""
     published: str = ""
     least: float | None = None
     most: float | None = None
     majority: bool = False
     why: str = ""
     ours: bool = False
+    goal: bool = False
 
     def __post_init__(self) -> None:
         if self.least is None and self.most is None and not self.ours:
             raise ValueError(f"A claim needs a bound that it can fail by: {self.says}")
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of the parts that it is about; none if of all of them."""
+        if isinstance(self.label, str):
+            return (self.label,) if self.label else ()
+        return self.label
 
     def agrees(self, value: float | None) -> bool:
         """Whether one measured number is in accord with the claim; an undefined one is not."""
@@ -82,7 +91,7 @@ class Claim:
         return [
             part["metrics"].get(self.metric)
             for part in parts
-            if self.label in ("", part["label"]) and self.metric in part["metrics"]
+            if self.metric in part["metrics"] and (not self.labels or part["label"] in self.labels)
         ]
 
     def agreeing(self, parts: Sequence[Mapping[str, Any]]) -> str:
@@ -120,6 +129,8 @@ class Experiment:
         measure: takes a part and gives its numbers.
         parts: what is measured, by scale.
         claims: what the paper says of it.
+        revision: goes up when ``measure`` gives something else for the same settings; what was
+            kept of another revision is measured again.
     """
 
     name: str
@@ -129,6 +140,7 @@ class Experiment:
     measure: Callable[[Part, Workshop], Measured]
     parts: Mapping[str, Sequence[Part]]
     claims: Sequence[Claim]
+    revision: int = 0
 
     def __post_init__(self) -> None:
         if set(self.parts) != set(SCALES):

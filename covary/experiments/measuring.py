@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from datetime import datetime, timezone
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +22,7 @@ from covary.experiments import store
 from covary.experiments.experiment import Experiment, Part
 from covary.experiments.workshop import Workshop, networks_in
 from covary.runs.directory import environment
+from covary.training import StoppedError
 from covary.training.log import without_nan
 
 
@@ -30,9 +36,16 @@ def path_of(folder: Path, part: Part) -> Path:
     return folder / f"{store.slug(part)}.json"
 
 
+class Done(NamedTuple):
+    """What was measured now: how many parts, and by how many processes at a time."""
+
+    parts: int
+    jobs: int
+
+
 def measure(
     experiment: Experiment, scale: str, workshop: Workshop, *, chosen: Sequence[Part], jobs: int = 1
-) -> int:
+) -> Done:
     """Measure those of the chosen parts that were not measured before, and keep what they give.
 
     Args:
@@ -42,60 +55,116 @@ def measure(
         chosen: some of the experiment's parts, or all.
         jobs: how many processes measure at a time. Parts that look at the same network are left
             to one of them; the progress of trainings is not shown by more than one.
-
-    Returns:
-        How many parts were measured now.
     """
     folder = kept_in(workshop, experiment)
     rest = []
     for part in chosen:
-        if store.known_part(path_of(folder, part), part) is None:
+        if store.known_part(path_of(folder, part), part, experiment.revision) is None:
             rest.append(part)
         else:
             workshop.say(f"{experiment.name} ({scale}): {_name(part)}; measured before.")
-    if jobs > 1 and len(rest) > 1:
-        _in_processes(experiment, scale, workshop, rest, jobs)
-        return len(rest)
+    groups = list(by_networks(rest))
+    jobs = max(1, min(jobs, len(groups)))
+    if jobs > 1:
+        _in_processes(experiment, scale, workshop, groups, jobs)
+        return Done(len(rest), jobs)
     for count, part in enumerate(rest):
         workshop.say(
             f"{experiment.name} ({scale}), part {count + 1} of {len(rest)} to measure: "
             f"{_name(part)}."
         )
         _keep(experiment, part, workshop)
-    return len(rest)
+    return Done(len(rest), jobs)
+
+
+class _Worker(NamedTuple):
+    """A process that measures some parts."""
+
+    process: SpawnProcess
+    failed: Connection
+    parts: Sequence[Part]
+
+    @classmethod
+    def begin(
+        cls, experiment: Experiment, parts: Sequence[Part], workshop: Workshop, threads: int
+    ) -> _Worker:
+        # Not forked: threads of torch and of progress bars do not survive that.
+        context = multiprocessing.get_context("spawn")
+        receiving, sending = context.Pipe(duplex=False)
+        process = context.Process(
+            target=_work,
+            args=(sending, experiment, parts, workshop.folder, workshop.data_dir, threads),
+        )
+        process.start()
+        sending.close()
+        return cls(process, receiving, parts)
+
+    def check(self) -> None:
+        """Raise what stopped it, if it has not done its work."""
+        self.process.join()
+        if self.process.exitcode == 0:
+            return
+        try:
+            raise self.failed.recv()
+        except EOFError:
+            raise RuntimeError(
+                f"The process that measured {_name(self.parts[0])} was ended from outside (code "
+                f"{self.process.exitcode}); was there too little memory for so many at a time?"
+            ) from None
 
 
 def _in_processes(
-    experiment: Experiment, scale: str, workshop: Workshop, parts: Sequence[Part], jobs: int
+    experiment: Experiment,
+    scale: str,
+    workshop: Workshop,
+    groups: Sequence[Sequence[Part]],
+    jobs: int,
 ) -> None:
-    groups = list(_by_networks(parts))
-    jobs = min(jobs, len(groups))
+    count = sum(len(group) for group in groups)
     workshop.say(
-        f"{experiment.name} ({scale}): {len(parts)} parts to measure, {jobs} at a time. Trainings "
-        f"can be followed in {workshop.folder}."
+        f"{experiment.name} ({scale}): {count} parts to measure, {jobs} at a time. Trainings can "
+        f"be followed in {workshop.folder}."
     )
-    # Not forked: threads of torch and of the progress bars do not survive that.
-    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    done = 0
+    threads = max(1, torch.get_num_threads() // jobs)
+    waiting, running, done = list(groups), list[_Worker](), 0
+    with _terminated_like_interrupted():
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    running.append(_Worker.begin(experiment, waiting.pop(0), workshop, threads))
+                ended = wait([each.process.sentinel for each in running])
+                for worker in [each for each in running if each.process.sentinel in ended]:
+                    running.remove(worker)
+                    worker.check()
+                    for part in worker.parts:
+                        done += 1
+                        workshop.say(f"{_name(part)} is measured, {done} of {count}.")
+        except StoppedError:
+            raise
+        except KeyboardInterrupt:
+            raise StoppedError("Stopped on request.") from None
+        finally:
+            # Others stop too; trainings do so after a checkpoint.
+            for worker in running:
+                worker.process.terminate()
+            for worker in running:
+                worker.process.join()
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """So that SIGTERM leaves no processes behind, as Ctrl-C does not."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        waiting = {
-            pool.submit(
-                _keep_all, experiment, group, workshop.folder, workshop.data_dir, threads
-            ): group
-            for group in groups
-        }
-        for finished in as_completed(waiting):
-            finished.result()
-            for part in waiting[finished]:
-                done += 1
-                workshop.say(f"{_name(part)} is measured, {done} of {len(parts)}.")
+        yield
     finally:
-        # After an error, or Ctrl-C, what has not begun does not begin.
-        pool.shutdown(cancel_futures=True)
+        signal.signal(signal.SIGTERM, before)
 
 
-def _by_networks(parts: Sequence[Part]) -> Iterator[list[Part]]:
+def by_networks(parts: Sequence[Part]) -> Iterator[list[Part]]:
     """Parts in groups, so that no two of them are about the same network."""
     groups: list[tuple[set[str], list[Part]]] = []
     for part in parts:
@@ -110,14 +179,38 @@ def _by_networks(parts: Sequence[Part]) -> Iterator[list[Part]]:
         yield joined
 
 
-def _keep_all(
-    experiment: Experiment, parts: Sequence[Part], folder: Path, data_dir: str | None, threads: int
+def _work(
+    failed: Connection,
+    experiment: Experiment,
+    parts: Sequence[Part],
+    folder: Path,
+    data_dir: str | None,
+    threads: int,
 ) -> None:
     """What another process does."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     workshop = Workshop(folder=folder, data_dir=data_dir)
-    for part in parts:
-        _keep(experiment, part, workshop)
+    try:
+        for part in parts:
+            _keep(experiment, part, workshop)
+    except KeyboardInterrupt as interrupt:
+        failed.send(StoppedError(str(interrupt) or "Stopped on request."))
+        sys.exit(1)
+    except Exception as error:
+        # Words of a kind that the command line knows: whatever else there is to an error may not
+        # arrive as it was.
+        kind = ValueError if isinstance(error, ValueError) else RuntimeError
+        failed.send(kind(str(error) or type(error).__name__))
+        sys.exit(1)
+
+
+def _end_with_parent() -> None:
+    """Nobody would know of a process that outlives the one that began it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _keep(experiment: Experiment, part: Part, workshop: Workshop) -> None:
@@ -132,12 +225,14 @@ def _measured(experiment: Experiment, part: Part, workshop: Workshop) -> dict[st
     seconds += sum(workshop.reused[found:])
     about: Mapping[str, Any] = environment(datetime.now(timezone.utc))
     return {
+        "revision": experiment.revision,
         "label": part.label,
         "seed": part.seed,
         "settings": dict(part.settings),
         "metrics": without_nan(dict(metrics)),
         "series": store.rounded(dict(series)),
         "seconds": round(seconds, 1),
+        "measured": about["started"],
         "git_commit": about["git_commit"],
     }
 

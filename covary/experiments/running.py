@@ -34,7 +34,8 @@ def reproduce(
         only: measure parts of these labels alone; others are in the results if they were measured
             before, and named as missing if not.
         overwrite: replace results of a larger scale.
-        jobs: measure so many parts at a time, each in a process of its own.
+        jobs: measure in so many processes at a time; a script that asks for several has to begin
+            with ``if __name__ == "__main__":``, as others with processes have.
 
     Returns:
         What was written: parts with their metrics, and all that is needed to make them again.
@@ -55,7 +56,7 @@ def reproduce(
     elapsed = time.perf_counter() - began
     parts, missing = [], []
     for part in wanted:
-        found = store.known_part(measuring.path_of(kept, part), part)
+        found = store.known_part(measuring.path_of(kept, part), part, experiment.revision)
         if found is None:
             missing.append({"label": part.label, "seed": part.seed})
         else:
@@ -65,6 +66,7 @@ def reproduce(
         trained |= workshop.training_seconds(each["settings"], each["seed"])
     record = {
         "experiment": experiment.name,
+        "revision": experiment.revision,
         "scale": scale,
         **environment(started),
         # Of measuring all parts, now or before; and of training their networks, which other
@@ -72,11 +74,14 @@ def reproduce(
         "seconds": round(sum(part["seconds"] for part in parts), 1),
         "training_seconds": round(sum(trained.values()), 1),
         # What this command measured itself, and how long that took by the clock.
-        "this_time": {"parts": measured, "jobs": jobs, "seconds": round(elapsed, 1)},
+        "this_time": {**measured._asdict(), "seconds": round(elapsed, 1)},
         "seeds": sorted({part["seed"] for part in parts}),
         "config": store.configuration(experiment, scale),
         "missing": missing,
-        "parts": [{key: part[key] for key in part if key != "settings"} for part in parts],
+        "parts": [
+            {key: part[key] for key in part if key not in ("settings", "revision")}
+            for part in parts
+        ],
     }
     store.check_complete(results, record, overwrite=overwrite)
     store.save(results, record)

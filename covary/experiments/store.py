@@ -95,15 +95,16 @@ def slug(part: Part) -> str:
     return f"{label}-{part.seed}" if label else str(part.seed)
 
 
-def known_part(path: Path, part: Part) -> dict[str, Any] | None:
-    """What a part gave before, if it was decided by the same settings."""
+def known_part(path: Path, part: Part, revision: int = 0) -> dict[str, Any] | None:
+    """What a part gave before, if the same settings decided it, measured in the same way."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     settings = json.loads(json.dumps(part.settings))
-    same = (found.get("label"), found.get("seed"), found.get("settings"))
-    return found if same == (part.label, part.seed, settings) else None
+    keys = ("label", "seed", "settings")
+    same = (*(found.get(key) for key in keys), found.get("revision", 0))
+    return found if same == (part.label, part.seed, settings, revision) else None
 
 
 def save_part(path: Path, found: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from covary.runs import DataConfig, Run, RunError
 from covary.runs.directory import weights_digest
 from covary.runs.samples import load_data
 from covary.runs.training import resolve, train
-from covary.training import Display
+from covary.training import Display, log
 from covary.training.checkpoint import write_atomically
 from covary.training.log import without_nan
 
@@ -100,7 +100,7 @@ class Workshop:
         dataset, _ = load_data(data, data_dir=self.data_dir, seed=seed)
         chosen = {**network.settings, "seed": seed}
         if network.trunk_of is not None:
-            chosen["trunk_from"] = str(self.trained(network.trunk_of, seed).path)
+            chosen["trunk_from"] = str(self.trained(network.trunk_of, seed).path.resolve())
         config = resolve(data, dataset, chosen)
         done = run.model_path.exists() and not config.differences(run.config())
         if not done:
@@ -120,11 +120,11 @@ class Workshop:
         """How long each network that a part's settings name was trained, by its folder."""
         found = {}
         for values in networks_in(settings):
-            path = self.folder / f"{values['name']}-{seed}"
-            record = path / "environment.json"
-            if record.exists():
-                seconds = json.loads(record.read_text(encoding="utf-8"))["seconds"]
-                found[path.name] = float(seconds)
+            run = Run(self.folder / f"{values['name']}-{seed}")
+            # Epoch by epoch: a training that was cut short and went on has no other sum.
+            if run.metrics_path.exists():
+                rows = [row for row in log.read(run.metrics_path) if row["kind"] == "epoch"]
+                found[run.path.name] = float(sum(row["seconds"] for row in rows))
         return found
 
     def remembered(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import platform
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -180,6 +182,31 @@ class Run:
             (self.path / name).unlink(missing_ok=True)
         for folder in ("tensorboard", "figures", "epochs"):
             shutil.rmtree(self.path / folder, ignore_errors=True)
+
+    @contextmanager
+    def held_for_training(self) -> Iterator[None]:
+        """Keep other processes from training into the same folder meanwhile.
+
+        Nothing is left of it afterwards, however the process ends.
+        """
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            yield
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(
+                    f"{self.path} is being trained by another process. Wait for it, stop it, or "
+                    "choose another folder (--out)."
+                ) from None
+            yield
+        finally:
+            os.close(folder)
 
     def evaluation_is_current(self) -> bool:
         """Whether the evaluation in the folder is of the weights in the folder."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -161,57 +162,59 @@ def train(
     # What cannot be trained leaves no folder.
     trunk = _trunk_of(config.model) if not run.checkpoint_path.exists() else None
     # Processes that a strategy starts run this too; the folder is for the first of them.
-    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
-        prepare(run, config, resume=resume, overwrite=overwrite)
-        if schema is not None:
-            run.write_json("schema.json", schema.to_dict())
-    fabric.launch()
-    seed = config.training.seed
-    torch.manual_seed(seed)
-    net = config.model.build()
-    if trunk is not None:
-        net.get_submodule("trunk").load_state_dict(trunk.state_dict())
-    held_out, rows = validation_rows(len(dataset.x), config)
-    x, y = dataset.x[rows], dataset.y[rows]
-    if not config.model.is_image:
-        _standardize(net, x, y)
-    # Each process draws its own dropout masks and crops.
-    torch.manual_seed(seed + fabric.global_rank)
-    record = environment(
-        started,
-        seed=seed,
-        data=dataset.source,
-        notes=list(dataset.notes),
-        training_samples=len(x),
-        validation_samples=len(held_out),
-        test_samples=len(dataset.x_test),
-        processes=fabric.world_size,
-        device=str(fabric.device),
-    )
-    if fabric.is_global_zero:
-        # Now, and again at the end: a run that is killed has its circumstances on record too.
-        run.write_json("environment.json", record)
-    objective = _objective(net, config)
-    history = fit(
-        objective,
-        TensorBatches(x, y, config.training.batch_size, seed=seed, transform=augmentation),
-        config.training,
-        fabric=fabric,
-        checkpoint=Checkpoint(run.checkpoint_path, checkpoint_minutes, frozenset(keep)),
-        resume=resume,
-        validate=_validation(objective, dataset, held_out, config, fabric.device),
-        log=MetricsLog(run.metrics_path) if fabric.is_global_zero else None,
-        display=display,
-    )
-    if fabric.is_global_zero:
-        if not run.model_path.exists():
-            if config.model.covariance == "tracked":
-                shown = display is not None and not isinstance(display, Silent)
-                tracking.measure(net, dataset.x, rows, seed=seed, progress=shown)
-            run.save_network(net)
-        run.write_json("environment.json", record | elapsed(started))
-    fabric.barrier()
-    return history
+    first = int(os.environ.get("LOCAL_RANK", "0")) == 0
+    with run.held_for_training() if first else nullcontext():
+        if first:
+            prepare(run, config, resume=resume, overwrite=overwrite)
+            if schema is not None:
+                run.write_json("schema.json", schema.to_dict())
+        fabric.launch()
+        seed = config.training.seed
+        torch.manual_seed(seed)
+        net = config.model.build()
+        if trunk is not None:
+            net.get_submodule("trunk").load_state_dict(trunk.state_dict())
+        held_out, rows = validation_rows(len(dataset.x), config)
+        x, y = dataset.x[rows], dataset.y[rows]
+        if not config.model.is_image:
+            _standardize(net, x, y)
+        # Each process draws its own dropout masks and crops.
+        torch.manual_seed(seed + fabric.global_rank)
+        record = environment(
+            started,
+            seed=seed,
+            data=dataset.source,
+            notes=list(dataset.notes),
+            training_samples=len(x),
+            validation_samples=len(held_out),
+            test_samples=len(dataset.x_test),
+            processes=fabric.world_size,
+            device=str(fabric.device),
+        )
+        if fabric.is_global_zero:
+            # Now, and again at the end: a run that is killed has its circumstances on record too.
+            run.write_json("environment.json", record)
+        objective = _objective(net, config)
+        history = fit(
+            objective,
+            TensorBatches(x, y, config.training.batch_size, seed=seed, transform=augmentation),
+            config.training,
+            fabric=fabric,
+            checkpoint=Checkpoint(run.checkpoint_path, checkpoint_minutes, frozenset(keep)),
+            resume=resume,
+            validate=_validation(objective, dataset, held_out, config, fabric.device),
+            log=MetricsLog(run.metrics_path) if fabric.is_global_zero else None,
+            display=display,
+        )
+        if fabric.is_global_zero:
+            if not run.model_path.exists():
+                if config.model.covariance == "tracked":
+                    shown = display is not None and not isinstance(display, Silent)
+                    tracking.measure(net, dataset.x, rows, seed=seed, progress=shown)
+                run.save_network(net)
+            run.write_json("environment.json", record | elapsed(started))
+        fabric.barrier()
+        return history
 
 
 def _is_uci(name: str) -> bool:

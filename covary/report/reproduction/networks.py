@@ -168,9 +168,8 @@ def stochastic(record: Record) -> Drawing:
     image.imshow(np.array(series["input"]), cmap="gray_r")
     image.set_axis_off()
     trace = figure.add_subplot(grid[0, 2:4])
-    output = list(series["traces"])[-1]
     letter(trace, "b", "output in time")
-    for values in series["traces"][output]:
+    for values in series["trace"]:
         trace.plot(series["times"], values, lw=0.8)
     trace.set_xlabel("time (time constants)")
     trace.set_ylabel("state")

@@ -19,6 +19,7 @@ from covary import experiments
 from covary.experiments import Claim, Experiment
 from covary.experiments.experiment import FAILS, HOLDS, PARTLY
 from covary.experiments.store import configuration
+from covary.experiments.workshop import networks_in
 from covary.report.drawing import Drawing, inline_svg, save
 from covary.report.reproduction.figures import FIGURES, TABLES
 from covary.report.reproduction.table import Table
@@ -80,7 +81,8 @@ class Section:
     @property
     def plain_verdict(self) -> str:
         """The verdict without numbers."""
-        return re.split(r" \(|, |;", self.verdict)[0]
+        plain = re.split(r" \(|, |;", self.verdict)[0]
+        return f"{plain} so far" if "not measured" in self.verdict and plain == HOLDS else plain
 
     @property
     def missing(self) -> str:
@@ -94,12 +96,15 @@ class Section:
         record = self.record
         if record is None:
             return {"scale": "none yet", "over": "", "time": ""}
+        days = sorted(part.get("measured", record["started"])[:10] for part in record["parts"])
         return {
             "scale": record["scale"],
             "over": _repeats(record),
             "time": duration(record["seconds"] + record["training_seconds"]) + _at_a_time(record),
-            "date": record["started"][:10],
-            "commit": _short(record["git_commit"]),
+            "date": " to ".join(sorted({days[0], days[-1]})),
+            "commit": ", ".join(
+                dict.fromkeys(_short(part["git_commit"]) for part in record["parts"])
+            ),
             "torch": record["versions"].get("torch", "unknown"),
         }
 
@@ -116,7 +121,8 @@ def _repeats(record: Mapping[str, Any]) -> str:
 def _at_a_time(record: Mapping[str, Any]) -> str:
     """How long it took by the clock, where all of it was measured at once by several processes."""
     last = record.get("this_time", {"jobs": 1, "parts": 0})
-    if last["jobs"] == 1 or last["parts"] < len(record["parts"]):
+    whole = last["parts"] == len(record["parts"]) and not record["training_seconds"]
+    if last["jobs"] == 1 or not whole:
         return ""
     return f" ({duration(last['seconds'])} by the clock with {last['jobs']} processes)"
 
@@ -137,14 +143,28 @@ def sections(results: Path) -> list[Section]:
 def _section(experiment: Experiment, record: Mapping[str, Any] | None) -> Section:
     if record is None:
         return Section(experiment, None, "not run", (), None, None)
+    if record.get("revision", 0) != experiment.revision:
+        # What there is of it may not be what the figure shows.
+        return Section(experiment, None, "measured in another way before", (), None, None)
     name = experiment.name
     return Section(
         experiment,
         record,
-        experiment.verdict(record) + ("; see ours" if _contradicted(experiment, record) else ""),
+        experiment.verdict(record)
+        + ("; on a trunk that was trained before" if _borrows(record) else "")
+        + ("; see ours" if _contradicted(experiment, record) else ""),
         tuple(_judged(claim, record) for claim in experiment.claims),
         FIGURES[name](record) if name in FIGURES else None,
         TABLES[name](record) if name in TABLES else None,
+    )
+
+
+def _borrows(record: Mapping[str, Any]) -> bool:
+    """Whether networks took their convolutions from another one, and trained what is behind."""
+    return any(
+        "trunk_of" in network
+        for each in record["config"]
+        for network in networks_in(each["settings"])
     )
 
 
@@ -152,8 +172,8 @@ def _contradicted(experiment: Experiment, record: Mapping[str, Any]) -> bool:
     """Whether something that we looked at besides speaks against it."""
     if record["scale"] == "smoke":
         return False
-    verdicts = [claim.verdict(record["parts"]) for claim in experiment.claims if claim.ours]
-    return FAILS in verdicts
+    beside = [claim for claim in experiment.claims if claim.ours and not claim.goal]
+    return FAILS in [claim.verdict(record["parts"]) for claim in beside]
 
 
 def _judged(claim: Claim, record: Mapping[str, Any]) -> Judged:

@@ -25,8 +25,6 @@ _TITLES = {
     "wine-quality-red": "wine",
     "yacht": "yacht",
 }
-# Published methods that pass means and variances through a network.
-_MOMENT_PROPAGATION = ("PBP", "MNVI", "DVI")
 _NOT_RUN = "not run"
 _NONE = "-"
 # Our rows by the paper's recipe, by what they are called in results.
@@ -100,12 +98,10 @@ def shared_table(record: Record) -> Table:
 
 def _above_best_known() -> str:
     """Cells of the paper's table that what we hold for the best known does not take in."""
-    moments = [row for row in OTHERS if row.method in _MOMENT_PROPAGATION]
     found = [
-        f"{row.method} on {_TITLES[name]} ({row.cells[name].mean:.2f})"
-        for row in moments
+        f"{method} on {_TITLES[name]} ({mean:.2f})"
         for name in published.SETS
-        if row.cells[name].mean > BEST_OF_MOMENTS[name]
+        for method, mean in published.above_best_of_moments(name).items()
     ]
     if not found:
         return ""

@@ -21,7 +21,10 @@ GLOSSARY = {
     "MNN, dMNN": "networks with covariances in full, and with variances alone.",
     "shared": "in training all samples of a mini-batch have one covariance; in evaluation each has "
     "its own.",
-    "sigma": "standard deviation of the noise at the input (sigma_1) and within layers (sigma_2).",
+    "sigma_l": "standard deviation of the noise of layer l: sigma_1 at the input, sigma_2 in the "
+    "first hidden layer.",
+    "SMUC": "supervised mean, unsupervised covariance: gradients go through the mean alone.",
+    "MSP, SE": "one minus the largest softmax probability, and the entropy of all of them.",
     "R^2": "of a straight line through epochs: the share of variance that it explains.",
 }
 
@@ -55,12 +58,13 @@ def bounds(claim: Claim) -> str:
     """When a number is taken to be in accord with the claim; nothing if it only is shown."""
     if claim.least is None and claim.most is None:
         return ""
+    of_most = " in most" if claim.majority else ""
     if claim.least is not None and claim.most is not None:
-        return f"{number(claim.least)} to {number(claim.most)}"
+        return f"{number(claim.least)} to {number(claim.most)}{of_most}"
     if claim.least is not None:
-        return f">= {number(claim.least)}"
+        return f">= {number(claim.least)}{of_most}"
     assert claim.most is not None  # it has a bound
-    return f"<= {number(claim.most)}"
+    return f"<= {number(claim.most)}{of_most}"
 
 
 def duration(seconds: float) -> str:
