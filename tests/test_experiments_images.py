@@ -183,12 +183,17 @@ def test_the_table_and_the_figure_show_what_was_stored(experiment):
         {"label": label, "seed": seed, "metrics": numbers | {"accuracy": 70.0 + seed}, "series": {}}
         for seed in range(2)
     ]
-    record = {"experiment": experiment.name, "scale": "quick", "parts": parts}
+    config = [
+        {"label": part.label, "settings": part.settings} for part in experiment.parts["quick"]
+    ]
+    record = {"experiment": experiment.name, "scale": "quick", "config": config, "parts": parts}
     table = TABLES[experiment.name](record)
     assert all(len(row) == len(table.columns) for row in table.rows)
     rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
     assert rows["CIFAR-10, ours"]["MNN (R)"] == "70.50 (0.71), 2 runs"
     assert rows["CIFAR-10, ours"]["MNN (H)"] == "not run"
+    if experiment is OWN:
+        assert rows["CIFAR-10, ours"]["dMNN (R)"] == "not run"
     published = PUBLISHED_SHARED if experiment is SHARED else PUBLISHED
     assert rows["CIFAR-10, published"]["MNN (H)"] == published["cifar10"]["MNN heaviside"]
     assert rows["MNIST, ours"]["MNN (R)"] == "not run"

@@ -46,7 +46,7 @@ def table(record: Record) -> Table:
         blank = [_NONE] * len(methods)
         rows.append([f"{title}, published", *published, *cited])
         own = [
-            f"{_accuracy(parts)}{_SAME if label in same else ''}"
+            _accuracy(parts) + (_SAME if parts and label in same else "")
             for label, parts in zip(labels, cells, strict=True)
         ]
         rows.append([f"{title}, ours", *own, *blank])
