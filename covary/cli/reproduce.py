@@ -160,7 +160,7 @@ def _list(known: Sequence[Experiment], results: Path, *, as_json: bool) -> None:
 
 
 def _show(experiment: Experiment, record: Mapping[str, Any]) -> None:
-    from covary.report.reproduction.words import bounds, spread
+    from covary.report.reproduction.words import bounds, said, spread
 
     parts = record["parts"]
     common.results.print(f"{experiment.name} at scale {record['scale']}: {experiment.title}")
@@ -169,7 +169,7 @@ def _show(experiment: Experiment, record: Mapping[str, Any]) -> None:
         if record["scale"] == "smoke":
             verdict = "not judged"
         common.results.print(
-            f"- {'Ours: ' if claim.ours else ''}{claim.says}\n"
+            f"- {said(claim)}\n"
             f"  {verdict}: {spread(claim.values(parts))}"
             + (f"; counts if {bounds(claim)}" if bounds(claim) else "")
             + (f"; published: {claim.published}" if claim.published else ""),

@@ -23,7 +23,7 @@ from covary.experiments.workshop import networks_in
 from covary.report.drawing import Drawing, inline_svg, save
 from covary.report.reproduction.figures import FIGURES, TABLES
 from covary.report.reproduction.table import Table
-from covary.report.reproduction.words import GLOSSARY, bounds, duration, spread
+from covary.report.reproduction.words import GLOSSARY, bounds, duration, said, spread
 
 FIGURE_FOLDER = "figures/reproduction"
 
@@ -33,6 +33,7 @@ class Judged:
     """A claim, as a row of the page."""
 
     claim: Claim
+    says: str
     counts: str
     ours: str
     verdict: str
@@ -185,7 +186,8 @@ def _judged(claim: Claim, record: Mapping[str, Any]) -> Judged:
         verdict = "shown" if claim.values(record["parts"]) else "not measured"
     elif verdict == PARTLY or (claim.majority and verdict in (HOLDS, FAILS)):
         verdict = f"{verdict}, {claim.agreeing(record['parts'])}"
-    return Judged(claim, bounds(claim), spread(claim.values(record["parts"])), verdict, why)
+    ours = spread(claim.values(record["parts"]))
+    return Judged(claim, said(claim), bounds(claim), ours, verdict, why)
 
 
 def write(results: Path, *, markdown: Path, html: Path) -> None:

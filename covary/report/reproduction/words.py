@@ -54,6 +54,12 @@ def spread(values: Sequence[float | None]) -> str:
     return f"{middle} ({low} to {high}; n = {len(values)}{tail})"
 
 
+def said(claim: Claim) -> str:
+    """The claim, whose it is, and of which parts if that is one label."""
+    label = claim.label if isinstance(claim.label, str) else ""
+    return ("Ours: " if claim.ours else "") + claim.says + (f" ({label})" if label else "")
+
+
 def bounds(claim: Claim) -> str:
     """When a number is taken to be in accord with the claim; nothing if it only is shown."""
     if claim.least is None and claim.most is None:
