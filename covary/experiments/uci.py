@@ -149,10 +149,11 @@ _WINE = (
     "twice; a likelihood that knows these rows again can be higher, and says nothing of new wines."
 )
 _SHORT = (
-    "The paper chose the noise by the test score; below is what that gives. And its numbers in "
-    "brackets, even if they are variances as its code prints them, can be smaller than our splits "
-    "differ among themselves (deviation over splits): its runs are then hardly of different "
-    "splits, and one split alone may be far from the mean of all."
+    "That the paper chose the noise by the test score does not explain it: below is what that "
+    "gives, of networks that have seen a fifth less. But its numbers in brackets, even if they are "
+    "variances as its code prints them, can be smaller than our splits differ among themselves: "
+    "its runs are then hardly of different splits, and one split alone may be far from the mean "
+    "of all. The table has on how many of our splits the published number is reached."
 )
 
 
