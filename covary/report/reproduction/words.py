@@ -57,6 +57,8 @@ def spread(values: Sequence[float | None]) -> str:
 def said(claim: Claim) -> str:
     """The claim, whose it is, and of which parts if that is one label."""
     label = claim.label if isinstance(claim.label, str) else ""
+    if claim.says.startswith(label.split(",")[0]):  # it says so itself
+        label = ""
     return ("Ours: " if claim.ours else "") + claim.says + (f" ({label})" if label else "")
 
 
