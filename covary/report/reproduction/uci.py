@@ -86,7 +86,7 @@ def shared_table(record: Record) -> Table:
                 _metric(record, label, f"weights, {kind} and full, {activation}")
                 for label in labels
             ]
-            cells = [_NOT_RUN if gap is None else f"{gap:.0e}" for gap in gaps]
+            cells = [_NOT_RUN if gap is None else f"{gap:.0e}" if gap else "0" for gap in gaps]
             rows.append([f"{row.method}, weights with {kind} and full covariance", *cells])
     return Table(
         ["", *(_TITLES[name] for name in raw), *(f"log {_short(name)}" for name in logs)],
