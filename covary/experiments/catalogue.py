@@ -23,6 +23,7 @@ _ORDER = (
     "uci",
     "mechanism",
     "correlation",
+    "correlation-cifar10",
     "activations",
     "network-relu",
     "network-heaviside",

@@ -50,6 +50,10 @@ def measure_correlations(part: Part, workshop: Workshop) -> Measured:
     numbers["accuracy_drop_on_the_way"] = float(averages["with"] - averages["without"])
     numbers["accuracy_drop"] = numbers["accuracy_with"] - numbers["accuracy_without"]
     numbers["separability_drop"] = numbers["separability_with"] - numbers["separability_without"]
+    by_layer = {name: each["series"]["separability_by_layer"] for name, each in found.items()}
+    drops = np.subtract(by_layer["with"], by_layer["without"])
+    numbers["separability_drop_of_layers"] = float(drops.mean())
+    numbers["separability_drop_last_hidden"] = float(drops[-2])
     return Measured(numbers, {name: each["series"] for name, each in found.items()})
 
 

@@ -209,7 +209,6 @@ def measure_calibrated(part: Part, workshop: Workshop) -> Measured:
     rows = {name: [line[name] for line in lines] for name in lines[0]}
     metrics = {name: _mean(rows[name], "log-likelihood") for name in rows}
     metrics["covered by 90%"] = _mean(rows["calibrated"], "covered")
-    metrics["gain of emergent variance"] = metrics["calibrated"] - metrics["constant variance"]
     return Measured(metrics, {name: columns(same) for name, same in rows.items()})
 
 

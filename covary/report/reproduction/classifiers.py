@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -157,28 +158,26 @@ def _range(numbers: Sequence[Mapping[str, float | None]], key: str) -> str:
 @composed
 def with_and_without(record: Record) -> Drawing:
     """Accuracy through training and separability by layer, with correlations and without."""
-    labels = list(dict.fromkeys(part["label"] for part in record["parts"]))
-    figure, axes = panels(2, len(labels), height=5.2, width=7.4 if len(labels) > 1 else 4.9)
+    figure, (accuracy, separability) = panels(1, 2, height=2.9)
+    letter(accuracy, "a", "accuracy through training")
+    letter(separability, "b", "separability by layer")
     kinds = {"with": BLUE, "without": ORANGE}
-    for column, label in enumerate(labels):
-        accuracy, separability = axes[column], axes[len(labels) + column]
-        letter(accuracy, "a", f"{label}: accuracy")
-        letter(separability, "b", f"{label}: separability")
-        for part in (each for each in record["parts"] if each["label"] == label):
-            for kind, colour in kinds.items():
-                series = part["series"][kind]
-                accuracy.plot(series["epochs"], series["accuracy"], color=colour, lw=1.1)
-                values = series["separability_by_layer"]
-                places = range(1, len(values) + 1)
-                separability.plot(places, values, color=colour, marker="o", ms=3.5)
-        count = len(series["layers"])
-        separability.set_xticks(range(1, count + 1), [*map(str, range(1, count)), "output"])
-        separability.set_xlabel("layer")
-        separability.set_ylabel("separability, wrong and right")
-        accuracy.set_xlabel("epoch")
-        accuracy.set_ylabel("test accuracy")
-        handles = [swatch(f"{kind} correlations", colour) for kind, colour in kinds.items()]
-        accuracy.legend(handles=handles, loc="lower right")
+    for part in record["parts"]:
+        style: dict[str, Any] = {"ls": "--" if part["label"] == "shared" else "-", "lw": 1.1}
+        for kind, colour in kinds.items():
+            series = part["series"][kind]
+            accuracy.plot(series["epochs"], series["accuracy"], color=colour, **style)
+            values = series["separability_by_layer"]
+            places = range(1, len(values) + 1)
+            separability.plot(places, values, color=colour, marker=_marker(part), ms=3.5, **style)
+    count = len(series["layers"])
+    separability.set_xticks(range(1, count + 1), [*map(str, range(1, count)), "output"])
+    separability.set_xlabel("layer")
+    separability.set_ylabel("separability, wrong and right")
+    accuracy.set_xlabel("epoch")
+    accuracy.set_ylabel("test accuracy")
+    handles = [swatch(f"{kind} correlations", colour) for kind, colour in kinds.items()]
+    accuracy.legend(handles=handles, loc="lower right")
     numbers = [part["metrics"] for part in record["parts"]]
     return Drawing(
         name=record["experiment"],
@@ -186,7 +185,7 @@ def with_and_without(record: Record) -> Drawing:
         f"{_range(numbers, 'accuracy_with')}; separability is "
         f"{_range(numbers, 'separability_without')} and {_range(numbers, 'separability_with')}.",
         caption="a: test accuracy through training. b: separability of wrong from right "
-        "predictions by layer, at the end. One line for each network.",
+        "predictions by layer, at the end; markers are seeds. Dashed: label shared.",
         figure=figure,
     )
 
@@ -204,5 +203,5 @@ FIGURES: dict[str, Callable[[Record], Drawing]] = {
         ),
         four_panels,
     ),
-    "correlation": with_and_without,
+    **dict.fromkeys(("correlation", "correlation-cifar10"), with_and_without),
 }

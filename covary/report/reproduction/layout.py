@@ -29,18 +29,16 @@ def composed(draw: Callable[[Record], Drawing]) -> Callable[[Record], Drawing]:
     return in_style
 
 
-def panels(
-    rows: int, columns: int, *, width: float = WIDTH, height: float = 5.6
-) -> tuple[Figure, list[Axes]]:
+def panels(rows: int, columns: int, *, height: float = 5.6) -> tuple[Figure, list[Axes]]:
     """An empty figure of several panels, row by row."""
-    figure = blank(width=width, height=height)
+    figure = blank(height=height)
     axes = figure.subplots(rows, columns, squeeze=False)
     return figure, [each for row in axes for each in row]
 
 
-def blank(*, width: float = WIDTH, height: float = 5.6) -> Figure:
+def blank(*, height: float = 5.6) -> Figure:
     """An empty figure."""
-    figure = Figure(figsize=(width, height))
+    figure = Figure(figsize=(WIDTH, height))
     FigureCanvasAgg(figure)
     return figure
 
