@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FuturesTimeoutError
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +15,7 @@ from covary import data
 from covary.data import catalogue, formats, store
 from covary.data.download import CHUNK_BYTES, File, fetch_file
 from covary.data.entry import Entry, Form
+from covary.data.locking import held
 from tests import data_files
 from tests.data_files import serve, sha256
 
@@ -58,6 +61,19 @@ def test_a_file_that_is_there_is_not_fetched_again(tmp_path):
     with serve({"numbers.bin": CONTENT}) as server:
         fetch_file(file_at(server.url), tmp_path)
         fetch_file(file_at(server.url), tmp_path)
+    assert len(server.requests) == 1
+
+
+def test_of_two_that_miss_a_file_one_fetches_it(tmp_path):
+    target = tmp_path / "set" / "numbers.bin"
+    with serve({"numbers.bin": CONTENT}) as server, ThreadPoolExecutor() as others:
+        fetch_file(file_at(server.url), tmp_path / "elsewhere")  # what it imports takes time, once
+        with held(target.parent, wait=True):
+            other = others.submit(fetch_file, file_at(server.url), tmp_path)
+            with pytest.raises(FuturesTimeoutError):
+                other.result(timeout=0.5)
+            target.write_bytes(CONTENT)
+        assert other.result(timeout=60) == target
     assert len(server.requests) == 1
 
 

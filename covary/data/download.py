@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from covary.data.dataset import DataError
+from covary.data.locking import held
 from covary.data.optional import needed
 
 if TYPE_CHECKING:
@@ -67,24 +68,34 @@ class File:
 def fetch_file(file: File, folder: Path, *, progress: bool = True) -> Path:
     """Have ``folder / file.path``; a file that is there and right is left alone."""
     target = folder / file.path
-    if target.exists():
-        try:
-            file.check(target)
-            return target
-        except DataError:
-            pass  # replaced by what is fetched, once that has been checked
+    if _is_right(file, target):
+        return target
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if file.make:
-            _assemble(file, file.make, target, progress=progress)
-        else:
-            _download(file, target, progress=progress)
+        # of several processes that miss the same file one fetches it
+        with held(target.parent, wait=True):
+            if _is_right(file, target):
+                pass
+            elif file.make:
+                _assemble(file, file.make, target, progress=progress)
+            else:
+                _download(file, target, progress=progress)
     except OSError as error:
         raise DataError(
             f"Cannot write {target} ({error.strerror or error}); choose another folder with "
             "--data-dir."
         ) from error
     return target
+
+
+def _is_right(file: File, target: Path) -> bool:
+    """Whether it is there, and what it should be; else it is replaced, once there is another."""
+    if not target.exists():
+        return False
+    try:
+        file.check(target)
+    except DataError:
+        return False
+    return True
 
 
 def _assemble(file: File, make: Maker, target: Path, *, progress: bool) -> None:

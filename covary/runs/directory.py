@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import platform
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from covary.data import Schema
+from covary.data.locking import held
 from covary.runs.config import RunConfig
 from covary.training.checkpoint import read, snapshot_path, write_atomically
 
@@ -185,28 +185,16 @@ class Run:
 
     @contextmanager
     def held_for_training(self) -> Iterator[None]:
-        """Keep other processes from training into the same folder meanwhile.
-
-        Nothing is left of it afterwards, however the process ends.
-        """
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            yield
-            return
-        self.path.mkdir(parents=True, exist_ok=True)
-        folder = os.open(self.path, os.O_RDONLY)
-        try:
+        """Keep other processes from training into the same folder meanwhile."""
+        with ExitStack() as stack:
             try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.enter_context(held(self.path, wait=False))
             except BlockingIOError:
                 raise RunError(
                     f"{self.path} is being trained by another process. Wait for it, stop it, or "
                     "choose another folder (--out)."
                 ) from None
             yield
-        finally:
-            os.close(folder)
 
     def evaluation_is_current(self) -> bool:
         """Whether the evaluation in the folder is of the weights in the folder."""

@@ -1,0 +1,38 @@
+"""One process at a time in a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def held(folder: Path, *, wait: bool) -> Iterator[None]:
+    """Keep other processes that ask for the same folder out of it, meanwhile.
+
+    Nothing is left of it afterwards, however the process ends. Where the system has no such locks
+    (Windows, some network drives), nobody is kept out.
+
+    Args:
+        folder: made if it is not there.
+        wait: until others are done, rather than raise a ``BlockingIOError``.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)
