@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -252,6 +253,18 @@ def test_networks_are_trained_once_and_measured_once(tmp_path):
 
     with pytest.raises(RunError, match="has not kept its weights after epochs 3"):
         shop.trained(replace(network, keep=(1, 3)), 0)
+
+
+def test_a_head_stands_behind_the_trunk_that_there_is(tmp_path):
+    shop = Workshop(folder=tmp_path)
+    settings = {"trunk": "lenet", "hidden": (4,), "epochs": 1}
+    whole = Network(name="whole", data="digits", settings=settings, limit=64)
+    head = replace(whole, name="head", trunk_of=whole)
+    assert shop.trained(head, 0).path == shop.trained(head, 0).path
+    shutil.rmtree(tmp_path / "whole-0")
+    longer = replace(whole, settings={**settings, "epochs": 2})
+    with pytest.raises(RunError, match="head-0 was trained behind another trunk than"):
+        shop.trained(replace(head, trunk_of=longer), 0)
 
 
 def test_a_limit_takes_some_samples_of_each_part(tmp_path):

@@ -99,8 +99,9 @@ class Workshop:
         data = DataConfig(name=network.data, limit=network.limit, augment=network.augment)
         dataset, _ = load_data(data, data_dir=self.data_dir, seed=seed)
         chosen = {**network.settings, "seed": seed}
-        if network.trunk_of is not None:
-            chosen["trunk_from"] = str(self.trained(network.trunk_of, seed).path.resolve())
+        trunk = None if network.trunk_of is None else self.trained(network.trunk_of, seed)
+        if trunk is not None:
+            chosen["trunk_from"] = str(trunk.path.resolve())
         config = resolve(data, dataset, chosen)
         done = run.model_path.exists() and not config.differences(run.config())
         if not done:
@@ -108,6 +109,11 @@ class Workshop:
             began = time.perf_counter()
             train(config, dataset, run, resume=True, keep=network.keep, display=self.display())
             self.spent.append(time.perf_counter() - began)
+        if trunk is not None and _trunk_digest(run) != _trunk_digest(trunk):
+            raise RunError(
+                f"{run.path} was trained behind another trunk than {trunk.path} has now. Remove "
+                "that folder, to have it trained again."
+            )
         lacking = sorted(set(network.keep) - set(run.kept_epochs()))
         if lacking:
             raise RunError(
@@ -152,6 +158,10 @@ class Workshop:
         content = {"key": key, "seconds": seconds, "measured": measured}
         write_atomically(path, json.dumps(content).encode())
         return measured
+
+
+def _trunk_digest(run: Run) -> str:
+    return weights_digest(run.network().get_submodule("trunk"))
 
 
 def networks_in(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
