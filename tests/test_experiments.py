@@ -26,6 +26,7 @@ from covary.experiments import (
     load,
     reproduce,
 )
+from covary.experiments.classifiers import drops
 from covary.experiments.experiment import seeds
 from covary.experiments.statistics import histograms, line
 from covary.report import write_reproduction
@@ -89,6 +90,18 @@ def test_numbers_that_are_not_defined_agree_with_no_claim(tmp_path):
     assert record["parts"][0]["metrics"] == {"number": None}
     assert experiment.verdict(record) == "does not hold"
     assert words.spread([None, None]) == "undefined"
+
+
+def test_a_claim_may_be_about_a_difference():
+    parts = [
+        {"label": "small", "metrics": {"ours": 3.0, "theirs": 1.0}},
+        {"label": "large", "metrics": {"ours": 3.0, "theirs": None}},
+    ]
+    of_two = Claim(says="", metric="ours", minus="theirs", least=2.0)
+    assert of_two.values(parts) == [2.0, None]
+    assert of_two.verdict(parts) == "holds partly"
+    by_label = Claim(says="", metric="ours", minus={"small": 2.5, "large": 4.0}, least=0.0)
+    assert by_label.values(parts) == [0.5, -1.0]
 
 
 def test_a_claim_that_cannot_fail_is_none():
@@ -251,20 +264,64 @@ def test_networks_are_trained_once_and_measured_once(tmp_path):
     assert len(counted) == 2
     assert len(shop.reused) == 1
 
+    assert replace(shop, revision=1).remembered(run, "number", {"a": [1]}, measure)
+    assert len(counted) == 3
+
     with pytest.raises(RunError, match="has not kept its weights after epochs 3"):
         shop.trained(replace(network, keep=(1, 3)), 0)
 
 
 def test_a_head_stands_behind_the_trunk_that_there_is(tmp_path):
-    shop = Workshop(folder=tmp_path)
     settings = {"trunk": "lenet", "hidden": (4,), "epochs": 1}
     whole = Network(name="whole", data="digits", settings=settings, limit=64)
     head = replace(whole, name="head", trunk_of=whole)
-    assert shop.trained(head, 0).path == shop.trained(head, 0).path
-    shutil.rmtree(tmp_path / "whole-0")
+    told: list[str] = []
+    Workshop(folder=tmp_path / "here", say=told.append).trained(head, 0)
+    assert len(told) == 2
+    (tmp_path / "here").rename(tmp_path / "there")
+    moved = Workshop(folder=tmp_path / "there", say=told.append)
+    moved.trained(head, 0)
+    assert len(told) == 2  # neither is trained again
+    shutil.rmtree(tmp_path / "there" / "whole-0")
     longer = replace(whole, settings={**settings, "epochs": 2})
     with pytest.raises(RunError, match="head-0 was trained behind another trunk than"):
-        shop.trained(replace(head, trunk_of=longer), 0)
+        moved.trained(replace(head, trunk_of=longer), 0)
+
+
+def test_a_part_is_measured_again_when_its_network_is_another(tmp_path):
+    shop, counted = Workshop(folder=tmp_path / "work"), []
+    network = Network(name="small", data="quadrants", settings={"hidden": (4,), "epochs": 1})
+
+    def measure(part: Part, workshop: Workshop) -> Measured:
+        workshop.trained(part.settings["network"], part.seed)
+        counted.append(1)
+        return Measured({"number": 1.0}, {})
+
+    parts = dict.fromkeys(SCALES, seeds("", 1, network=network.to_dict()))
+    experiment = trial(measure=measure, **parts)
+    for _ in range(2):
+        record = reproduce(experiment, "quick", shop, results=tmp_path)
+    assert len(counted) == 1
+    assert "weights" not in record["parts"][0]
+    other = shop.trained(replace(network, name="other"), 1)
+    shutil.copy(other.model_path, shop.folder / "small-0" / "model.safetensors")
+    reproduce(experiment, "quick", shop, results=tmp_path)
+    assert len(counted) == 2
+
+
+def test_drops_are_those_of_numbers_that_are_defined():
+    known = {"accuracy": [0.5, 0.9], "separability": [0.1, 1.0]}
+    series = {
+        "with": known | {"separability_by_layer": [0.0, 1.0, 1.5]},
+        "without": {"accuracy": [0.4, 0.9], "separability": [None, None]}
+        | {"separability_by_layer": [0.0, 0.4, 1.5]},
+    }
+    found = drops(series)
+    assert found["accuracy_drop"] == pytest.approx(0)
+    assert found["accuracy_drop_on_the_way"] == pytest.approx(0.05)
+    assert np.isnan(found["separability_drop"])
+    assert found["separability_drop_last_hidden"] == pytest.approx(0.6)
+    assert found["separability_drop_of_layers"] == pytest.approx(0.2)
 
 
 def test_a_limit_takes_some_samples_of_each_part(tmp_path):
@@ -332,9 +389,10 @@ def test_everything_runs_at_scale_smoke(tmp_path):
         record = load(results, experiment.name)
         assert record is not None
         for claim in experiment.claims:
-            assert claim.values(record["parts"]) or claim.label not in {
-                part.label for part in experiment.parts["smoke"]
-            }, f"{experiment.name} measures no {claim.metric}"
+            there = {part.label for part in experiment.parts["smoke"]}
+            assert claim.values(record["parts"]) or not there & set(claim.labels or there), (
+                f"{experiment.name} measures no {claim.metric}"
+            )
         drawn = tmp_path / "work" / "smoke" / "figures" / f"{experiment.name}.png"
         assert drawn.exists() == (experiment.name in FIGURES)
     markdown, html = tmp_path / "docs" / "reproduction.md", tmp_path / "page.html"

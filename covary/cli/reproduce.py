@@ -165,12 +165,13 @@ def _show(experiment: Experiment, record: Mapping[str, Any]) -> None:
     parts = record["parts"]
     common.results.print(f"{experiment.name} at scale {record['scale']}: {experiment.title}")
     for claim in experiment.claims:
-        verdict = claim.verdict(parts) or "shown"
+        verdict = claim.verdict(parts) or ("shown" if claim.values(parts) else "not measured")
         if record["scale"] == "smoke":
             verdict = "not judged"
         common.results.print(
             f"- {said(claim)}\n"
-            f"  {verdict}: {spread(claim.values(parts))}"
+            f"  {verdict}"
+            + (f": {spread(claim.values(parts))}" if claim.values(parts) else "")
             + (f"; counts if {bounds(claim)}" if bounds(claim) else "")
             + (f"; published: {claim.published}" if claim.published else ""),
             markup=False,

@@ -19,12 +19,12 @@ def held(folder: Path, *, wait: bool) -> Iterator[None]:
         folder: made if it is not there.
         wait: until others are done, rather than raise a ``BlockingIOError``.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
     except ImportError:
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from covary.experiments import (
     classification,
     covariance_activations,
+    detection,
     dynamics,
     images,
     mechanism,
@@ -45,6 +46,7 @@ _KNOWN = {
     for topic in (
         classification,
         covariance_activations,
+        detection,
         dynamics,
         images,
         mechanism,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,8 @@ def measure(part: Part, workshop: Workshop) -> Measured:
     are taken (half of them wrong, if there are so many), since wide layers are dear.
     """
     found = watched(part.settings, part.seed, workshop)
-    return Measured(found["metrics"], found["series"])
+    hidden = _last_hidden(part.settings, part.seed, workshop)
+    return Measured({**found["metrics"], **hidden}, found["series"])
 
 
 def measure_correlations(part: Part, workshop: Workshop) -> Measured:
@@ -41,20 +43,35 @@ def measure_correlations(part: Part, workshop: Workshop) -> Measured:
     found = {
         name: watched(part.settings[name], part.seed, workshop) for name in ("with", "without")
     }
+    series = {name: each["series"] for name, each in found.items()}
     numbers = {
         f"{key}_{name}": each["metrics"][key]
         for name, each in found.items()
         for key in ("accuracy", "separability", "auroc_entropy")
     }
-    averages = {name: np.mean(each["series"]["accuracy"]) for name, each in found.items()}
-    numbers["accuracy_drop_on_the_way"] = float(averages["with"] - averages["without"])
-    numbers["accuracy_drop"] = numbers["accuracy_with"] - numbers["accuracy_without"]
-    numbers["separability_drop"] = numbers["separability_with"] - numbers["separability_without"]
-    by_layer = {name: each["series"]["separability_by_layer"] for name, each in found.items()}
-    drops = np.subtract(by_layer["with"], by_layer["without"])
-    numbers["separability_drop_of_layers"] = float(drops.mean())
-    numbers["separability_drop_last_hidden"] = float(drops[-2])
-    return Measured(numbers, {name: each["series"] for name, each in found.items()})
+    return Measured({**numbers, **drops(series)}, series)
+
+
+def drops(series: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """By how much numbers are lower ``without`` correlations than ``with`` them; NaN if undefined.
+
+    Of accuracy at the end and on average over the epochs; of separability at the output (of all
+    test samples), in the last hidden layer, and on average over the layers (of some samples).
+    """
+
+    def drop(key: str) -> np.ndarray:
+        # None, where a number is not defined, becomes NaN.
+        pair = [np.array(series[name][key], dtype=float) for name in ("with", "without")]
+        return np.asarray(pair[0] - pair[1])
+
+    accuracy, by_layer = drop("accuracy"), drop("separability_by_layer")
+    return {
+        "accuracy_drop": float(accuracy[-1]),
+        "accuracy_drop_on_the_way": float(accuracy.mean()),
+        "separability_drop": float(drop("separability")[-1]),
+        "separability_drop_last_hidden": float(by_layer[-2]),
+        "separability_drop_of_layers": float(by_layer.mean()),
+    }
 
 
 def watched(settings: Mapping[str, Any], seed: int, workshop: Workshop) -> dict[str, Any]:
@@ -121,6 +138,26 @@ def _through_training(
     }
 
 
+def _last_hidden(settings: Mapping[str, Any], seed: int, workshop: Workshop) -> dict[str, Any]:
+    """How much higher the entropy of wrong predictions is in the layer before the output."""
+    run = workshop.trained(settings["network"], seed)
+    about = {"covariance": settings["covariance"]}
+
+    def measured() -> dict[str, float]:
+        config = run.config()
+        dataset, _ = load_data(config.data, data_dir=workshop.data_dir, seed=config.training.seed)
+        found = outputs(with_covariance(run.network(), settings["covariance"]), dataset.x_test)
+        wrong = found["mean"].argmax(1) != dataset.y_test.numpy()
+        right, bad = (_finite(each) for each in groups(found["hidden_entropy"], wrong))
+        defined = right.size and bad.size
+        return {
+            "entropy_gap_last_hidden": float(bad.mean() - right.mean()) if defined else math.nan
+        }
+
+    found: dict[str, Any] = workshop.remembered(run, "last-hidden", about, measured)
+    return found
+
+
 def _of_epoch(found: Arrays, wrong: np.ndarray) -> dict[str, Any]:
     right, bad = groups(found["entropy"], wrong)
     return {
@@ -132,8 +169,12 @@ def _of_epoch(found: Arrays, wrong: np.ndarray) -> dict[str, Any]:
 
 
 def _mean_and_deviation(values: np.ndarray) -> list[float | None]:
-    finite = values[np.isfinite(values)]
+    finite = _finite(values)
     return [float(finite.mean()), float(finite.std())] if finite.size else [None, None]
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    return np.asarray(values[np.isfinite(values)])
 
 
 @torch.no_grad()

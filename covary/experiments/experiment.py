@@ -45,6 +45,7 @@ class Claim:
     Attributes:
         says: the claim, in a sentence.
         metric: the number's name in ``Measured.metrics``.
+        minus: what is taken off it: another of those numbers, by name, or one for each label.
         label: of which parts, or labels of which; of all of them if empty.
         published: the number as printed, with what the paper compares it with; empty if it has
             none.
@@ -59,6 +60,7 @@ class Claim:
 
     says: str
     metric: str
+    minus: str | Mapping[str, float] = ""
     label: str | tuple[str, ...] = ""
     published: str = ""
     least: float | None = None
@@ -89,10 +91,20 @@ class Claim:
     def values(self, parts: Sequence[Mapping[str, Any]]) -> list[float | None]:
         """Its number in each of the parts that it is about, as they are stored."""
         return [
-            part["metrics"].get(self.metric)
+            self._value(part)
             for part in parts
             if self.metric in part["metrics"] and (not self.labels or part["label"] in self.labels)
         ]
+
+    def _value(self, part: Mapping[str, Any]) -> float | None:
+        value: float | None = part["metrics"][self.metric]
+        if not self.minus:
+            return value
+        if isinstance(self.minus, str):
+            off: float | None = part["metrics"].get(self.minus)
+        else:
+            off = self.minus.get(part["label"])
+        return None if value is None or off is None else value - off
 
     def agreeing(self, parts: Sequence[Mapping[str, Any]]) -> str:
         """In how many of the parts it holds, in words."""

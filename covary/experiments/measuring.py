@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timezone
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -26,14 +27,23 @@ from covary.training import StoppedError
 from covary.training.log import without_nan
 
 
-def kept_in(workshop: Workshop, experiment: Experiment) -> Path:
-    """The folder of what parts of an experiment gave."""
-    return workshop.folder / "parts" / experiment.name
-
-
-def path_of(folder: Path, part: Part) -> Path:
+def _path(experiment: Experiment, part: Part, workshop: Workshop) -> Path:
     """The file of what a part gave."""
-    return folder / f"{store.slug(part)}.json"
+    return workshop.folder / "parts" / experiment.name / f"{store.slug(part)}.json"
+
+
+def kept(experiment: Experiment, part: Part, workshop: Workshop) -> dict[str, Any] | None:
+    """What a part gave before, if it was measured in the same way, of the networks that are there.
+
+    A network whose folder was removed since may have been the same.
+    """
+    found = store.known_part(_path(experiment, part, workshop), part, experiment.revision)
+    if found is None:
+        return None
+    before = found.get("weights", {})
+    now = workshop.weights(part.settings, part.seed)
+    same = all(before.get(name, digest) == digest for name, digest in now.items())
+    return found if same else None
 
 
 class Done(NamedTuple):
@@ -56,10 +66,9 @@ def measure(
         jobs: how many processes measure at a time. Parts that look at the same network are left
             to one of them; the progress of trainings is not shown by more than one.
     """
-    folder = kept_in(workshop, experiment)
     rest = []
     for part in chosen:
-        if store.known_part(path_of(folder, part), part, experiment.revision) is None:
+        if kept(experiment, part, workshop) is None:
             rest.append(part)
         else:
             workshop.say(f"{experiment.name} ({scale}): {_name(part)}; measured before.")
@@ -214,8 +223,8 @@ def _end_with_parent() -> None:
 
 
 def _keep(experiment: Experiment, part: Part, workshop: Workshop) -> None:
-    found = _measured(experiment, part, workshop)
-    store.save_part(path_of(kept_in(workshop, experiment), part), found)
+    found = _measured(experiment, part, replace(workshop, revision=experiment.revision))
+    store.save_part(_path(experiment, part, workshop), found)
 
 
 def _measured(experiment: Experiment, part: Part, workshop: Workshop) -> dict[str, Any]:
@@ -229,6 +238,7 @@ def _measured(experiment: Experiment, part: Part, workshop: Workshop) -> dict[st
         "label": part.label,
         "seed": part.seed,
         "settings": dict(part.settings),
+        "weights": workshop.weights(part.settings, part.seed),
         "metrics": without_nan(dict(metrics)),
         "series": store.rounded(dict(series)),
         "seconds": round(seconds, 1),

@@ -163,6 +163,24 @@ def above_best_of_moments(name: str) -> dict[str, float]:
     }
 
 
+def best_of_others(name: str) -> float:
+    """The highest of what the paper compares itself with."""
+    return max(row.cells[name].mean for row in OTHERS)
+
+
+def above_others(kind: str) -> str:
+    """In how many sets the paper's own cell is above all that it compares with, in words."""
+    above = [OWN[kind].cells[name].mean > best_of_others(name) for name in SETS]
+    return f"{sum(above)} of {len(above)} in its table"
+
+
+def with_correlations_above(activation: str) -> str:
+    """In how many sets the paper's MNN is above its dMNN, in words."""
+    full, diagonal = OWN[f"MNN {activation}"].cells, OWN[f"dMNN {activation}"].cells
+    above = [full[name].mean > diagonal[name].mean for name in SETS]
+    return f"{sum(above)} of {len(above)} in its table"
+
+
 def best_own(name: str) -> float:
     """The highest of the paper's own cells of a set."""
     return max(row.cells[name].mean for row in OWN.values())

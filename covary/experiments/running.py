@@ -44,7 +44,6 @@ def reproduce(
     wanted = experiment.parts[scale]
     check_labels(experiment, scale, only)
     started = datetime.now(timezone.utc)
-    kept = measuring.kept_in(workshop, experiment)
     began = time.perf_counter()
     measured = measuring.measure(
         experiment,
@@ -56,7 +55,7 @@ def reproduce(
     elapsed = time.perf_counter() - began
     parts, missing = [], []
     for part in wanted:
-        found = store.known_part(measuring.path_of(kept, part), part, experiment.revision)
+        found = measuring.kept(experiment, part, workshop)
         if found is None:
             missing.append({"label": part.label, "seed": part.seed})
         else:
@@ -79,7 +78,7 @@ def reproduce(
         "config": store.configuration(experiment, scale),
         "missing": missing,
         "parts": [
-            {key: part[key] for key in part if key not in ("settings", "revision")}
+            {key: part[key] for key in part if key not in ("settings", "revision", "weights")}
             for part in parts
         ],
     }

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from covary.runs import DataConfig, Run, RunError
+from covary.data.download import file_sha256
+from covary.runs import DataConfig, Run, RunConfig, RunError
 from covary.runs.directory import weights_digest
 from covary.runs.samples import load_data
 from covary.runs.training import resolve, train
@@ -79,6 +80,7 @@ class Workshop:
         display: makes what shows the progress of a training.
         progress: wraps what is done step by step, given a name; shows nothing by default.
         say: tells the person at the terminal.
+        revision: of the experiment that is measured; what was remembered of another is not used.
         spent: seconds of each training so far, which are not those of the measurement it is for.
         reused: seconds that measurements took which were found and not made again.
     """
@@ -88,6 +90,7 @@ class Workshop:
     display: Callable[[], Display | None] = lambda: None
     progress: Progress = lambda items, _name: iter(items)
     say: Callable[[str], None] = lambda _sentence: None
+    revision: int = 0
     spent: list[float] = field(default_factory=list)
     reused: list[float] = field(default_factory=list)
 
@@ -103,7 +106,7 @@ class Workshop:
         if trunk is not None:
             chosen["trunk_from"] = str(trunk.path.resolve())
         config = resolve(data, dataset, chosen)
-        done = run.model_path.exists() and not config.differences(run.config())
+        done = run.model_path.exists() and not _differences(config, run.config())
         if not done:
             self.say(f"Training {network.name}, seed {seed}, into {run.path}.")
             began = time.perf_counter()
@@ -133,6 +136,13 @@ class Workshop:
                 found[run.path.name] = float(sum(row["seconds"] for row in rows))
         return found
 
+    def weights(self, settings: Mapping[str, Any], seed: int) -> dict[str, str]:
+        """SHA-256 of the trained networks that a part's settings name, by their folders."""
+        runs = [Run(self.folder / f"{each['name']}-{seed}") for each in networks_in(settings)]
+        return {
+            run.path.name: file_sha256(run.model_path) for run in runs if run.model_path.exists()
+        }
+
     def remembered(
         self, run: Run, name: str, settings: Mapping[str, Any], measure: Callable[[], Any]
     ) -> Any:
@@ -144,6 +154,7 @@ class Workshop:
         key = {
             "settings": json.loads(json.dumps(settings)),
             "weights": weights_digest(run.network()),
+            **({"revision": self.revision} if self.revision else {}),
         }
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
@@ -158,6 +169,12 @@ class Workshop:
         content = {"key": key, "seconds": seconds, "measured": measured}
         write_atomically(path, json.dumps(content).encode())
         return measured
+
+
+def _differences(config: RunConfig, other: RunConfig) -> list[str]:
+    """Where a trunk lies does not matter: what is in it is compared."""
+    found = config.differences(other)
+    return [each for each in found if not each.startswith("model.trunk_from:")]
 
 
 def _trunk_digest(run: Run) -> str:

@@ -28,12 +28,16 @@ class Position:
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file in one step: whoever looks, at any moment, sees the old or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    with unfinished.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    # Of this process alone: another may be writing the same file.
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
     # The new name has to reach the disk too.
     folder = os.open(path.parent, os.O_RDONLY)
     try:

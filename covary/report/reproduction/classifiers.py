@@ -179,13 +179,15 @@ def with_and_without(record: Record) -> Drawing:
     handles = [swatch(f"{kind} correlations", colour) for kind, colour in kinds.items()]
     accuracy.legend(handles=handles, loc="lower right")
     numbers = [part["metrics"] for part in record["parts"]]
+    labels = {part["label"] for part in record["parts"]}
     return Drawing(
         name=record["experiment"],
         alt=f"Accuracy without correlations is {_range(numbers, 'accuracy_without')}, with them "
         f"{_range(numbers, 'accuracy_with')}; separability is "
         f"{_range(numbers, 'separability_without')} and {_range(numbers, 'separability_with')}.",
         caption="a: test accuracy through training. b: separability of wrong from right "
-        "predictions by layer, at the end; markers are seeds. Dashed: label shared.",
+        "predictions by layer, at the end; markers are seeds."
+        + (" Dashed: label shared." if "shared" in labels else ""),
         figure=figure,
     )
 

@@ -100,7 +100,7 @@ class Section:
         days = sorted(part.get("measured", record["started"])[:10] for part in record["parts"])
         return {
             "scale": record["scale"],
-            "over": _repeats(record),
+            "over": _repeats(self.experiment, record),
             "time": duration(record["seconds"] + record["training_seconds"]) + _at_a_time(record),
             "date": " to ".join(sorted({days[0], days[-1]})),
             "commit": ", ".join(
@@ -110,13 +110,19 @@ class Section:
         }
 
 
-def _repeats(record: Mapping[str, Any]) -> str:
-    """Over what numbers vary: seeds, or splits of a set."""
+def _repeats(experiment: Experiment, record: Mapping[str, Any]) -> str:
+    """Over what the numbers that claims are about vary: seeds, or splits of a set."""
     splits = {each["settings"].get("splits", 0) for each in record["config"]}
     if max(splits, default=0):
         return " to ".join(map(str, sorted({min(splits), max(splits)}))) + " splits"
-    seeds = len(record["seeds"])
-    return f"{seeds} seed" + ("s" if seeds != 1 else "")
+    counted = [claim.labels for claim in experiment.claims if not claim.ours]
+    labels = {label for each in counted for label in each}
+    every = Counter(part["label"] for part in record["parts"])
+    judged = every if () in counted else {key: every[key] for key in every if key in labels}
+    numbers = sorted({min(judged.values(), default=0), max(judged.values(), default=0)})
+    said = " to ".join(map(str, numbers)) + (" seed" if numbers == [1] else " seeds")
+    beside = sum(every.values()) - sum(judged.values())
+    return f"{said} ({beside} more beside)" if beside else said
 
 
 def _at_a_time(record: Mapping[str, Any]) -> str:
@@ -153,7 +159,7 @@ def _section(experiment: Experiment, record: Mapping[str, Any] | None) -> Sectio
         record,
         experiment.verdict(record)
         + ("; on a trunk that was trained before" if _borrows(record) else "")
-        + ("; see ours" if _contradicted(experiment, record) else ""),
+        + _against(experiment, record),
         tuple(_judged(claim, record) for claim in experiment.claims),
         FIGURES[name](record) if name in FIGURES else None,
         TABLES[name](record) if name in TABLES else None,
@@ -169,12 +175,15 @@ def _borrows(record: Mapping[str, Any]) -> bool:
     )
 
 
-def _contradicted(experiment: Experiment, record: Mapping[str, Any]) -> bool:
-    """Whether something that we looked at besides speaks against it."""
+def _against(experiment: Experiment, record: Mapping[str, Any]) -> str:
+    """How much of what we looked at besides holds, in words, where not all of it does."""
     if record["scale"] == "smoke":
-        return False
+        return ""
     beside = [claim for claim in experiment.claims if claim.ours and not claim.goal]
-    return FAILS in [claim.verdict(record["parts"]) for claim in beside]
+    verdicts = [claim.verdict(record["parts"]) for claim in beside]
+    judged = [verdict for verdict in verdicts if verdict is not None]
+    held = judged.count(HOLDS)
+    return f"; of ours {held} of {len(judged)} hold" if held < len(judged) else ""
 
 
 def _judged(claim: Claim, record: Mapping[str, Any]) -> Judged:
