@@ -234,7 +234,7 @@ def _superior_claims() -> list[Claim]:
             least=0.0,
             majority=True,
             why="What others publish is of one kind of target throughout. Of the paper's cells "
-            "above theirs, some are of logarithms, and wine's is as said above.",
+            "above theirs, some are of logarithms; of wine's see below.",
         )
         for kind, row in published.OWN.items()
     ]

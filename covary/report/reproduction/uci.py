@@ -31,6 +31,7 @@ _FACTORS = {
     "spread": "factor b of the spread of the members",
     "rest": "constant c",
 }
+_NEGLIGIBLE = 1e-3
 _ABOUT_THE_SAME = 0.02
 _NOT_RUN = "not run"
 _NONE = "-"
@@ -133,7 +134,7 @@ def _without_covariance(record: Record) -> str:
         ours, plain = (
             _by_split(record, calibrated(name), row) for row in ("calibrated", "constant variance")
         )
-        if factors and max(factors) == 0:
+        if factors and max(factors) < _NEGLIGIBLE:
             unused.append(_TITLES[name])
         if ours and statistics.fmean(plain) > statistics.fmean(ours) - _ABOUT_THE_SAME:
             constant.append(_TITLES[name])
