@@ -122,6 +122,7 @@ def _against_accuracy(axes: Axes, parts: Sequence[Record]) -> None:
         if slope is not None:
             ends = np.array([accuracy.min(), accuracy.max()])
             axes.plot(ends, slope * ends + intercept, color=colour, ls="--", lw=1)
+    axes.locator_params(axis="x", nbins=5)
     axes.set_xlabel("test accuracy")
     axes.set_ylabel("separability at the output")
 
