@@ -56,8 +56,8 @@ def mnist(scale: str, activation: str, covariance: str, *, noise: float | None =
 def cifar10(scale: str, activation: str, covariance: str, *, head: bool = False) -> Network:
     """The paper's mixed network: ten convolutions of VGG13, then moments 64-32-10.
 
-    VGG13 takes a third of an hour for an epoch on a core. At scale quick it is therefore trained
-    once, with the ReLU network that has a covariance per sample; for ``head`` that trunk is taken.
+    VGG13 takes up to a third of an hour for an epoch on a core. At scale quick a ``head`` is
+    therefore trained behind the convolutions of the ReLU network with a covariance per sample.
     """
     trunk_of = cifar10(scale, "relu", "full") if head and scale != "paper" else None
     watched = WATCHED_CIFAR[scale] if trunk_of is None else WATCHED_HEADS[scale]
