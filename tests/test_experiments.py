@@ -27,7 +27,7 @@ from covary.experiments import (
     reproduce,
 )
 from covary.experiments.classifiers import drops
-from covary.experiments.experiment import seeds
+from covary.experiments.experiment import FAILS, PARTLY, seeds
 from covary.experiments.statistics import histograms, line
 from covary.report import write_reproduction
 from covary.report.reproduction import page, words
@@ -64,24 +64,32 @@ def workshop(folder: Path) -> Workshop:
     ("label", "least", "most", "verdict"),
     [
         ("large", 20.0, None, "holds"),
-        ("large", None, 20.0, "holds partly"),
+        ("large", None, 21.0, "holds partly"),
+        ("large", None, 20.0, "does not hold"),
         ("large", 30.0, None, "does not hold"),
         ("", 11.0, 21.5, "holds partly"),
         ("", 10.0, 22.0, "holds"),
         ("unknown", 0.0, None, None),
     ],
 )
-def test_a_claim_holds_in_all_parts_in_some_or_in_none(tmp_path, label, least, most, verdict):
+def test_a_claim_holds_in_all_parts_in_half_of_them_or_not(tmp_path, label, least, most, verdict):
     record = reproduce(trial(), "quick", workshop(tmp_path), results=tmp_path)
     claim = Claim(says="", metric="number", label=label, least=least, most=most)
-    assert claim.verdict(record["parts"]) == verdict
+    assert claim.verdict(record) == verdict
+    judged = page._judged(claim, record)
+    agreeing = sum(claim.agrees(value) for value in claim.values(record["parts"]))
+    assert (f", {agreeing} of" in judged.verdict) == (agreeing > 0 and verdict != "holds")
+    undecided = replace(claim, untested={"quick": "It is too dark.", "paper": ""})
+    assert undecided.verdict(record) is None
+    assert page._judged(undecided, record).why == "It is too dark."
+    assert undecided.verdict({**record, "scale": "smoke"}) == verdict
 
 
 @pytest.mark.parametrize(("least", "verdict"), [(12.0, "holds"), (20.0, "does not hold")])
 def test_a_claim_about_most_cases_needs_more_than_half_of_them(tmp_path, least, verdict):
     record = reproduce(trial(), "quick", workshop(tmp_path), results=tmp_path)
     claim = Claim(says="", metric="number", least=least, majority=True)
-    assert claim.verdict(record["parts"]) == verdict
+    assert claim.verdict(record) == verdict
 
 
 def test_numbers_that_are_not_defined_agree_with_no_claim(tmp_path):
@@ -94,12 +102,14 @@ def test_numbers_that_are_not_defined_agree_with_no_claim(tmp_path):
 
 def test_a_claim_may_be_about_a_difference():
     parts = [
-        {"label": "small", "metrics": {"ours": 3.0, "theirs": 1.0}},
-        {"label": "large", "metrics": {"ours": 3.0, "theirs": None}},
+        {"label": "small", "metrics": {"ours": 3.0, "theirs": 1.0, "others": -4.0}},
+        {"label": "large", "metrics": {"ours": 3.0, "theirs": None, "others": 0.0}},
     ]
     of_two = Claim(says="", metric="ours", minus="theirs", least=2.0)
     assert of_two.values(parts) == [2.0, None]
-    assert of_two.verdict(parts) == "holds partly"
+    assert of_two.verdict({"scale": "quick", "parts": parts}) == "holds partly"
+    of_largest = Claim(says="", metric="ours", minus=("theirs", "others"), least=0.0)
+    assert of_largest.values(parts) == [-1.0, None]
     by_label = Claim(says="", metric="ours", minus={"small": 2.5, "large": 4.0}, least=0.0)
     assert by_label.values(parts) == [0.5, -1.0]
 
@@ -173,11 +183,28 @@ def test_results_of_a_larger_scale_are_not_lost(tmp_path):
     assert load(tmp_path, "trial")["scale"] == "smoke"
 
 
+def test_parts_that_are_left_out_stay_as_they_are_in_the_results(tmp_path):
+    # A tuple, which a file gives back as a list.
+    before = trial(paper=(*seeds("small", 3, size=1), *seeds("large", 3, size=2, more=(1, 2))))
+    first = reproduce(before, "paper", workshop(tmp_path), results=tmp_path)
+    elsewhere = Workshop(folder=tmp_path / "elsewhere")
+    again = reproduce(before, "paper", elsewhere, results=tmp_path, only=["small"])
+    assert again["missing"] == []
+    assert [each["parts"] for each in again["sittings"]] == [6, 3]
+    assert again["parts"][3:] == load(tmp_path, "trial")["parts"][3:] == first["parts"][3:]
+    now = trial(paper=(*seeds("small", 3, size=1), *seeds("large", 3, size=2, more=(3,))))
+    changed = reproduce(now, "paper", elsewhere, results=tmp_path, only=["small"])
+    assert changed["missing"] == [{"label": "large", "seed": seed} for seed in range(3)]
+
+
 def test_results_are_not_replaced_by_fewer_parts(tmp_path):
-    reproduce(trial(), "paper", workshop(tmp_path), results=tmp_path)
+    before = trial(paper=(*seeds("small", 3, size=(1, 2)), *seeds("large", 3, size=2)))
+    before = replace(before, measure=lambda part, _: Measured({"number": 1.0}, {}))
+    reproduce(before, "paper", workshop(tmp_path), results=tmp_path)
+    measured_anew = replace(before, revision=1)
     elsewhere = Workshop(folder=tmp_path / "elsewhere")
     with pytest.raises(ResultError, match="has 3 parts that these results lack"):
-        reproduce(trial(), "paper", elsewhere, results=tmp_path, only=["small"])
+        reproduce(measured_anew, "paper", elsewhere, results=tmp_path, only=["small"])
     assert len(load(tmp_path, "trial")["parts"]) == 6
 
 
@@ -190,14 +217,14 @@ def test_what_the_paper_does_not_say_does_not_count(tmp_path):
     experiment = trial(claims=claims)
     record = reproduce(experiment, "paper", workshop(tmp_path), results=tmp_path)
     assert experiment.verdict(record) == "holds"
-    assert claims[1].verdict(record["parts"]) == "does not hold"
-    assert claims[2].verdict(record["parts"]) is None
+    assert claims[1].verdict(record) == "does not hold"
+    assert claims[2].verdict(record) is None
     some = reproduce(
         experiment, "paper", Workshop(folder=tmp_path / "b"), results=tmp_path / "b", only=["small"]
     )
     assert experiment.verdict(some) == "not measured"
     missing = trial(claims=(*claims, Claim(says="", metric="other", least=0.0)))
-    assert missing.verdict(record) == "holds, 1 of 2 not measured"
+    assert missing.verdict(record) == "holds, 1 of 2 not tested"
 
 
 def test_the_page_says_what_is_missing_and_what_is_outdated(tmp_path):
@@ -421,6 +448,13 @@ def test_the_page_is_that_of_the_stored_results(tmp_path):
         for folder in (ROOT / "docs", tmp_path)
     )
     assert ours == theirs
+
+
+def test_where_a_claim_fails_there_is_a_reason_or_that_none_is_known():
+    for section in page.sections(ROOT / "results"):
+        for row in section.claims:
+            failed = row.verdict.startswith((FAILS, PARTLY)) and not row.claim.goal
+            assert row.why or not failed, f"{section.experiment.name}: {row.says}"
 
 
 def test_the_command_line_says_what_there_is(tmp_path):

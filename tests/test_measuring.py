@@ -48,7 +48,8 @@ def test_results_are_those_of_one_process(tmp_path):
     assert small == large
     assert os.getpid() not in (small, alone)
     assert sum("is measured" in line for line in said) == 3
-    assert (record["this_time"]["parts"], record["this_time"]["jobs"]) == (3, 2)
+    (sitting,) = record["sittings"]
+    assert (sitting["parts"], sitting["jobs"]) == (3, 2)
     assert "by the clock with 2 processes" in page._section(experiment, record).facts["time"]
     again = reproduce(experiment, "quick", workshop, results=tmp_path, jobs=4)
     assert again["parts"] == record["parts"]
@@ -60,8 +61,9 @@ def test_after_an_error_nothing_else_is_begun(tmp_path):
         *seeds("bad", 1, fails=True, begun=str(tmp_path)),
         *seeds("slow", 5, size=1, waits=True, begun=str(tmp_path)),
     )
-    with pytest.raises(ValueError, match="cannot be measured"):
+    with pytest.raises(ValueError, match="cannot be measured") as caught:
         reproduce(experiment, "quick", Workshop(folder=tmp_path), results=tmp_path, jobs=2)
+    assert "in number" in str(caught.value.__cause__)  # where it was raised, in another process
     assert (tmp_path / "bad-0").exists()
     assert not [path.name for path in tmp_path.glob("slow-*") if path.name != "slow-0"]
     assert multiprocessing.active_children() == []

@@ -165,7 +165,7 @@ def _show(experiment: Experiment, record: Mapping[str, Any]) -> None:
     parts = record["parts"]
     common.results.print(f"{experiment.name} at scale {record['scale']}: {experiment.title}")
     for claim in experiment.claims:
-        verdict = claim.verdict(parts) or ("shown" if claim.values(parts) else "not measured")
+        verdict = claim.verdict(record) or ("shown" if claim.values(parts) else "not measured")
         if record["scale"] == "smoke":
             verdict = "not judged"
         common.results.print(

@@ -31,8 +31,7 @@ def measure(part: Part, workshop: Workshop) -> Measured:
     are taken (half of them wrong, if there are so many), since wide layers are dear.
     """
     found = watched(part.settings, part.seed, workshop)
-    hidden = _last_hidden(part.settings, part.seed, workshop)
-    return Measured({**found["metrics"], **hidden}, found["series"])
+    return Measured(found["metrics"], found["series"])
 
 
 def measure_correlations(part: Part, workshop: Workshop) -> Measured:
@@ -79,7 +78,7 @@ def watched(settings: Mapping[str, Any], seed: int, workshop: Workshop) -> dict[
     run = workshop.trained(settings["network"], seed)
     found: dict[str, Any] = workshop.remembered(
         run,
-        "classifier",
+        "through-training",
         {key: value for key, value in settings.items() if key != "network"},
         lambda: _through_training(run, settings, seed, workshop),
     )
@@ -113,7 +112,8 @@ def _through_training(
             "accuracy": curves["accuracy"][-1],
             "entropy_right": curves["entropy_right"][-1][0],
             "entropy_wrong": curves["entropy_wrong"][-1][0],
-            "entropy_gap": curves["entropy_wrong"][-1][0] - curves["entropy_right"][-1][0],
+            "entropy_gap": _gap(found["entropy"], wrong),
+            "entropy_gap_last_hidden": _gap(found["hidden_entropy"], wrong),
             "separability": curves["separability"][-1],
             "separability_by_layers": levels[-1],
             "separability_rise": levels[-1] - levels[0],
@@ -138,24 +138,10 @@ def _through_training(
     }
 
 
-def _last_hidden(settings: Mapping[str, Any], seed: int, workshop: Workshop) -> dict[str, Any]:
-    """How much higher the entropy of wrong predictions is in the layer before the output."""
-    run = workshop.trained(settings["network"], seed)
-    about = {"covariance": settings["covariance"]}
-
-    def measured() -> dict[str, float]:
-        config = run.config()
-        dataset, _ = load_data(config.data, data_dir=workshop.data_dir, seed=config.training.seed)
-        found = outputs(with_covariance(run.network(), settings["covariance"]), dataset.x_test)
-        wrong = found["mean"].argmax(1) != dataset.y_test.numpy()
-        right, bad = (_finite(each) for each in groups(found["hidden_entropy"], wrong))
-        defined = right.size and bad.size
-        return {
-            "entropy_gap_last_hidden": float(bad.mean() - right.mean()) if defined else math.nan
-        }
-
-    found: dict[str, Any] = workshop.remembered(run, "last-hidden", about, measured)
-    return found
+def _gap(values: np.ndarray, wrong: np.ndarray) -> float:
+    """How much higher values of wrong predictions are on average; NaN if there are none."""
+    right, bad = (_finite(each) for each in groups(values, wrong))
+    return float(bad.mean() - right.mean()) if right.size and bad.size else math.nan
 
 
 def _of_epoch(found: Arrays, wrong: np.ndarray) -> dict[str, Any]:

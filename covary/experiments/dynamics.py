@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from covary.experiments import networks
+from covary.experiments.classification import SHARED_TOO
 from covary.experiments.experiment import SCALES, Claim, Experiment, Measured, Part, seeds
 from covary.experiments.workshop import Workshop
 from covary.runs import verify
@@ -134,6 +135,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         paper="Fig. verification1",
         about="One test digit for each of the networks of mnist-relu whose label is shared. "
         + _IN_TIME,
+        proviso=SHARED_TOO,
         measure=measure,
         parts={scale: _parts(scale, "relu") for scale in SCALES},
         claims=_claims(),
@@ -145,6 +147,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         paper="Fig. verification2",
         about="One test digit for each of the networks of mnist-heaviside whose label is shared. "
         + _IN_TIME,
+        proviso=SHARED_TOO,
         measure=measure,
         parts={scale: _parts(scale, "heaviside") for scale in SCALES},
         claims=_claims(

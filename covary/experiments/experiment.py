@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from covary.experiments.workshop import Workshop
@@ -45,7 +45,8 @@ class Claim:
     Attributes:
         says: the claim, in a sentence.
         metric: the number's name in ``Measured.metrics``.
-        minus: what is taken off it: another of those numbers, by name, or one for each label.
+        minus: what is taken off it: another of those numbers, by name; of several, the largest
+            in size; or one for each label.
         label: of which parts, or labels of which; of all of them if empty.
         published: the number as printed, with what the paper compares it with; empty if it has
             none.
@@ -53,6 +54,7 @@ class Claim:
         majority: it is about most parts and not about each; it holds if more than half agree, and
             else does not.
         why: what is known of the reason, where a claim does not hold.
+        untested: by scale, why what is measured there cannot decide it. It is shown, not judged.
         ours: the paper does not say this, or not so; shown beside its claims, but not counted. It
             may be without bounds.
         goal: what we set out to reach by means of our own. To miss it says nothing of the paper.
@@ -60,13 +62,14 @@ class Claim:
 
     says: str
     metric: str
-    minus: str | Mapping[str, float] = ""
+    minus: str | tuple[str, ...] | Mapping[str, float] = ""
     label: str | tuple[str, ...] = ""
     published: str = ""
     least: float | None = None
     most: float | None = None
     majority: bool = False
     why: str = ""
+    untested: Mapping[str, str] = field(default_factory=dict)
     ours: bool = False
     goal: bool = False
 
@@ -102,23 +105,27 @@ class Claim:
             return value
         if isinstance(self.minus, str):
             off: float | None = part["metrics"].get(self.minus)
+        elif isinstance(self.minus, tuple):
+            sizes = [each for name in self.minus if (each := part["metrics"].get(name)) is not None]
+            off = max(map(abs, sizes)) if len(sizes) == len(self.minus) else None
         else:
             off = self.minus.get(part["label"])
         return None if value is None or off is None else value - off
 
-    def agreeing(self, parts: Sequence[Mapping[str, Any]]) -> str:
-        """In how many of the parts it holds, in words."""
-        agreed = [self.agrees(value) for value in self.values(parts)]
-        return f"{sum(agreed)} of {len(agreed)}"
+    def agreeing(self, parts: Sequence[Mapping[str, Any]]) -> int:
+        """In how many of the parts it holds."""
+        return sum(self.agrees(value) for value in self.values(parts))
 
-    def verdict(self, parts: Sequence[Mapping[str, Any]]) -> str | None:
-        """Whether it holds in all parts, in some or in none; None if nothing was measured."""
-        if self.least is None and self.most is None:
+    def verdict(self, record: Mapping[str, Any]) -> str | None:
+        """Whether it holds: in all parts, or partly, in half of them; None if it is not tested."""
+        count = len(self.values(record["parts"]))
+        bounded = self.least is not None or self.most is not None
+        if not count or not bounded or record["scale"] in self.untested:
             return None
-        agreed = [self.agrees(value) for value in self.values(parts)]
-        if self.majority and agreed:
-            return HOLDS if sum(agreed) > len(agreed) / 2 else FAILS
-        return overall([HOLDS if each else FAILS for each in agreed])
+        share = self.agreeing(record["parts"]) / count
+        if self.majority:
+            return HOLDS if share > 1 / 2 else FAILS
+        return HOLDS if share == 1 else PARTLY if share >= 1 / 2 else FAILS
 
 
 def overall(verdicts: Sequence[str]) -> str | None:
@@ -141,6 +148,7 @@ class Experiment:
         measure: takes a part and gives its numbers.
         parts: what is measured, by scale.
         claims: what the paper says of it.
+        proviso: in which way what is judged is not what the paper has; said with the verdict.
         revision: goes up when ``measure`` gives something else for the same settings; what was
             kept of another revision is measured again.
     """
@@ -152,6 +160,7 @@ class Experiment:
     measure: Callable[[Part, Workshop], Measured]
     parts: Mapping[str, Sequence[Part]]
     claims: Sequence[Claim]
+    proviso: str = ""
     revision: int = 0
 
     def __post_init__(self) -> None:
@@ -170,7 +179,7 @@ class Experiment:
         if record["scale"] == "smoke":
             return "not judged (smoke)"
         claims = [claim for claim in self.claims if not claim.ours]
-        found = [claim.verdict(record["parts"]) for claim in claims]
+        found = [claim.verdict(record) for claim in claims]
         known = [each for each in found if each is not None]
         verdict = overall(known) or "not measured"
         if verdict == PARTLY:
@@ -178,7 +187,7 @@ class Experiment:
             some = f", {partly} partly" if partly else ""
             verdict += f" ({known.count(HOLDS)} of {len(known)} claims hold{some})"
         if known and len(known) < len(found):
-            verdict += f", {len(found) - len(known)} of {len(found)} not measured"
+            verdict += f", {len(found) - len(known)} of {len(found)} not tested"
         return verdict
 
 

@@ -61,10 +61,6 @@ def _told_apart(run: Run, settings: Mapping[str, Any], workshop: Workshop) -> di
                 groups[higher], groups[lower]
             )
             numbers[f"auroc_{pair}_{name}"] = metrics.auroc(groups[higher], groups[lower])
-    for pair in PAIRS:
-        ours = numbers[f"separability_{pair}_entropy"]
-        others = [numbers[f"separability_{pair}_{name}"] for name in ("msp", "se")]
-        numbers[f"lead_{pair}"] = ours - max(others)
     return {
         "metrics": numbers,
         "series": {

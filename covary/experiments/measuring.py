@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -86,6 +87,10 @@ def measure(
     return Done(len(rest), jobs)
 
 
+class _ElsewhereError(Exception):
+    """Where in another process an error came from: the text of its traceback."""
+
+
 class _Worker(NamedTuple):
     """A process that measures some parts."""
 
@@ -114,12 +119,13 @@ class _Worker(NamedTuple):
         if self.process.exitcode == 0:
             return
         try:
-            raise self.failed.recv()
+            error, trace = self.failed.recv()
         except EOFError:
             raise RuntimeError(
                 f"The process that measured {_name(self.parts[0])} was ended from outside (code "
                 f"{self.process.exitcode}); was there too little memory for so many at a time?"
             ) from None
+        raise error from _ElsewhereError(trace)
 
 
 def _in_processes(
@@ -204,13 +210,14 @@ def _work(
         for part in parts:
             _keep(experiment, part, workshop)
     except KeyboardInterrupt as interrupt:
-        failed.send(StoppedError(str(interrupt) or "Stopped on request."))
+        failed.send((StoppedError(str(interrupt) or "Stopped on request."), "on request"))
         sys.exit(1)
     except Exception as error:
         # Words of a kind that the command line knows: whatever else there is to an error may not
         # arrive as it was.
         kind = ValueError if isinstance(error, ValueError) else RuntimeError
-        failed.send(kind(str(error) or type(error).__name__))
+        said = str(error) if isinstance(error, (ValueError, RuntimeError, OSError)) else ""
+        failed.send((kind(said or repr(error)), traceback.format_exc()))
         sys.exit(1)
 
 

@@ -173,7 +173,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
                 published="0.9948",
                 least=0.98,
                 why="At a constant rate the boundary moves a little with every step, and the "
-                "accuracy with it by about a percent; where it stands at the last one is chance.",
+                "accuracy with it; where it stands at the last one is chance.",
             ),
             Claim(
                 says="Average entropy decreases with the distance to the boundary (correlation in "

@@ -31,8 +31,8 @@ def reproduce(
         scale: ``"smoke"``, ``"quick"`` or ``"paper"``.
         workshop: where networks are trained, and parts kept (``parts/`` in its folder).
         results: folder of the results, ``<name>.json``.
-        only: measure parts of these labels alone; others are in the results if they were measured
-            before, and named as missing if not.
+        only: measure parts of these labels alone; others stay in the results if they were measured
+            before with the same settings, and are named as missing if not.
         overwrite: replace results of a larger scale.
         jobs: measure in so many processes at a time; a script that asks for several has to begin
             with ``if __name__ == "__main__":``, as others with processes have.
@@ -45,37 +45,38 @@ def reproduce(
     check_labels(experiment, scale, only)
     started = datetime.now(timezone.utc)
     began = time.perf_counter()
-    measured = measuring.measure(
-        experiment,
-        scale,
-        workshop,
-        chosen=[part for part in wanted if not only or part.label in only],
-        jobs=jobs,
-    )
+    chosen = [part for part in wanted if not only or part.label in only]
+    measured = measuring.measure(experiment, scale, workshop, chosen=chosen, jobs=jobs)
     elapsed = time.perf_counter() - began
-    parts, missing = [], []
-    for part in wanted:
-        found = measuring.kept(experiment, part, workshop)
-        if found is None:
-            missing.append({"label": part.label, "seed": part.seed})
-        else:
-            parts.append(found)
-    trained: dict[str, float] = {}
-    for each in parts:
-        trained |= workshop.training_seconds(each["settings"], each["seed"])
-    record = {
+    of_what = {
         "experiment": experiment.name,
         "revision": experiment.revision,
         "scale": scale,
+        "config": store.configuration(experiment, scale),
+    }
+    before = store.load(results, experiment.name) if len(chosen) < len(wanted) else None
+    carried = store.carried(before, of_what)
+    trained: dict[str, float] = before.get("trainings", {}) if before and carried else {}
+    sittings = store.sittings(before) if before and carried else []
+    parts, missing = [], []
+    for part in wanted:
+        found = measuring.kept(experiment, part, workshop) or carried.get((part.label, part.seed))
+        if found is None:
+            missing.append({"label": part.label, "seed": part.seed})
+            continue
+        parts.append(found)
+        trained |= workshop.training_seconds(part.settings, part.seed)
+    record = {
+        **of_what,
         **environment(started),
         # Of measuring all parts, now or before; and of training their networks, which other
         # experiments may have in common with this one.
         "seconds": round(sum(part["seconds"] for part in parts), 1),
         "training_seconds": round(sum(trained.values()), 1),
-        # What this command measured itself, and how long that took by the clock.
-        "this_time": {**measured._asdict(), "seconds": round(elapsed, 1)},
+        "trainings": trained,
+        # What commands measured one after another, and how long each took by the clock.
+        "sittings": [*sittings, {**measured._asdict(), "seconds": round(elapsed, 1)}],
         "seeds": sorted({part["seed"] for part in parts}),
-        "config": store.configuration(experiment, scale),
         "missing": missing,
         "parts": [
             {key: part[key] for key in part if key not in ("settings", "revision", "weights")}

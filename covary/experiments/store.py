@@ -78,6 +78,27 @@ def check_complete(folder: Path, record: Mapping[str, Any], *, overwrite: bool) 
         )
 
 
+def carried(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[Any, dict[str, Any]]:
+    """Parts of results, by label and seed, that those of now would have the same.
+
+    Args:
+        before: what a file has; None if there is none.
+        now: the experiment, revision, scale and configuration that results are to be of.
+    """
+    if before is None or any(before.get(key, 0) != now[key] for key in ("revision", "scale")):
+        return {}
+    same = [each["label"] for each in before["config"] if each in now["config"]]
+    found = [part for part in before["parts"] if part["label"] in same]
+    return {(part["label"], part["seed"]): part for part in found}
+
+
+def sittings(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """How many parts each command measured, by how many processes, and in how many seconds."""
+    once = [record["this_time"]] if "this_time" in record else []
+    found: list[dict[str, Any]] = record.get("sittings", once)
+    return found
+
+
 def _places(record: Mapping[str, Any]) -> set[tuple[str, int]]:
     return {(part["label"], part["seed"]) for part in record["parts"]}
 
@@ -113,9 +134,14 @@ def save_part(path: Path, found: Mapping[str, Any]) -> None:
 
 
 def configuration(experiment: Experiment, scale: str) -> list[dict[str, Any]]:
-    """The settings of every part, by label: what a result was made with, seeds aside."""
+    """The settings of every part, by label: what a result was made with, seeds aside.
+
+    As a file gives them back, so that the two can be compared.
+    """
     by_label = {part.label: dict(part.settings) for part in experiment.parts[scale]}
-    return [{"label": label, "settings": settings} for label, settings in by_label.items()]
+    rows = [{"label": label, "settings": settings} for label, settings in by_label.items()]
+    as_stored: list[dict[str, Any]] = json.loads(json.dumps(rows))
+    return as_stored
 
 
 def rounded(value: Any) -> Any:

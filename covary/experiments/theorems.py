@@ -124,6 +124,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
                 why=_NOT_ONE_SCALE,
             ),
             Claim(
+                says="With one layer it equals the form to rounding with arbitrary variances in "
+                "place of the teacher's (largest relative distance).",
+                metric="difference_arbitrary",
+                most=1e-10,
+                ours=True,
+            ),
+            Claim(
                 says="The projected weights stay on a manifold, the iso-variance sphere (relative "
                 "change of its size in training).",
                 metric="manifold_shift",
@@ -269,6 +276,14 @@ EXPERIMENTS: tuple[Experiment, ...] = (
                         "there; for rows of weights longer than 1 its result is false.",
                     ),
                 )
+            ),
+            Claim(
+                says="By a rate that does without that step of the proof it grows at most (all of "
+                "these; largest growth over that rate, 1 but for rounding where it is reached).",
+                metric="ratio_over_corrected_rate",
+                label=("random", "balanced", "counterexample"),
+                most=1.0 + 1e-9,
+                ours=True,
             ),
             *(
                 Claim(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from covary.report.drawing import BLUE, ORANGE, PURPLE, SLATE, TEAL, Drawing, swatch
 from covary.report.reproduction.layout import Record, composed, letter, panels
@@ -64,7 +65,8 @@ def _training(axes: Axes, parts: Sequence[Record]) -> None:
         axes.minorticks_off()
     else:
         axes.locator_params(axis="x", integer=True)
-    axes.legend(handles=[swatch("right", RIGHT, "--"), swatch("wrong", WRONG, "--")], loc="best")
+    handles = [swatch("right", RIGHT, "--"), swatch("wrong", WRONG, "--"), *_swatches(parts)]
+    axes.legend(handles=handles, loc="lower right", ncols=len(handles) // 2)
 
 
 def _last_two(axes: Axes, part: Record) -> None:
@@ -108,7 +110,8 @@ def _by_layer(axes: Axes, parts: Sequence[Record]) -> None:
     axes.axhline(0, color=SLATE, lw=0.7)
     axes.set_xlabel("layer")
     axes.set_ylabel("separability, wrong and right")
-    _legend(axes, parts)
+    if handles := _swatches(parts):
+        axes.legend(handles=handles, loc="best")
 
 
 def _against_accuracy(axes: Axes, parts: Sequence[Record]) -> None:
@@ -125,18 +128,34 @@ def _against_accuracy(axes: Axes, parts: Sequence[Record]) -> None:
     axes.locator_params(axis="x", nbins=5)
     axes.set_xlabel("test accuracy")
     axes.set_ylabel("separability at the output")
+    by_label = {
+        label: _range([part["metrics"] for part in parts if part["label"] == label], "r_squared")
+        for label in labels(parts)
+    }
+    handles = [
+        swatch(f"{label + ', ' if label else ''}R² {found}", colour, "--")
+        for (label, found), colour in zip(by_label.items(), _COLOURS, strict=False)
+    ]
+    axes.legend(handles=handles, loc="best")
 
 
-def _legend(axes: Axes, parts: Sequence[Record]) -> None:
-    labels = dict(zip([part["label"] for part in parts], _cycled(parts), strict=True))
-    if len(labels) > 1:
-        axes.legend(handles=[swatch(label, colour) for label, colour in labels.items()], loc="best")
+def _swatches(parts: Sequence[Record]) -> list[Line2D]:
+    """What a legend has of labels; nothing if there is one alone."""
+    found = labels(parts)
+    if len(found) == 1:
+        return []
+    return [swatch(label, colour) for label, colour in zip(found, _COLOURS, strict=False)]
+
+
+def labels(parts: Sequence[Record]) -> list[str]:
+    """The labels of parts, each once."""
+    return list(dict.fromkeys(part["label"] for part in parts))
 
 
 def _cycled(parts: Sequence[Record]) -> list[str]:
     """A colour for each label."""
-    labels = list(dict.fromkeys(part["label"] for part in parts))
-    return [_COLOURS[labels.index(part["label"]) % len(_COLOURS)] for part in parts]
+    known = labels(parts)
+    return [_COLOURS[known.index(part["label"]) % len(_COLOURS)] for part in parts]
 
 
 def _marker(part: Record) -> str:

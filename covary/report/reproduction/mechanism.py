@@ -25,6 +25,16 @@ def mechanism(record: Record) -> Drawing:
     _plane(axes[0], shown["square"])
     _samples(axes[1], shown["samples"])
     _distances(axes[2], shown["samples"], [part["series"]["bins"] for part in parts])
+    first = parts[0]["metrics"]
+    axes[2].text(
+        0.97,
+        0.96,
+        f"r in bins {first['binned_correlation']:.2f}\nby sample {first['sample_correlation']:.2f}",
+        transform=axes[2].transAxes,
+        ha="right",
+        va="top",
+        fontsize=8,
+    )
     letter(axes[0], "a", "entropy in the plane")
     letter(axes[1], "b", "samples")
     letter(axes[2], "c", "entropy and distance")

@@ -162,19 +162,23 @@ def stochastic(record: Record) -> Drawing:
     """The input, the network in time, and moments beside what was sampled."""
     series = record["parts"][0]["series"]
     figure = blank()
-    grid = GridSpec(2, 6, figure=figure)
-    image = figure.add_subplot(grid[0, :2])
+    grid = GridSpec(2, 12, figure=figure)
+    image = figure.add_subplot(grid[0, :3])
     letter(image, "a", "input")
     image.imshow(np.array(series["input"]), cmap="gray_r")
     image.set_axis_off()
-    trace = figure.add_subplot(grid[0, 2:4])
+    trace = figure.add_subplot(grid[0, 3:6])
     letter(trace, "b", "output in time")
     for values in series["trace"]:
         trace.plot(series["times"], values, lw=0.8)
     trace.set_xlabel("time (time constants)")
     trace.set_ylabel("state")
-    _moments(figure.add_subplot(grid[0, 4:]), series)
-    _covariances([figure.add_subplot(grid[1, i : i + 2]) for i in (0, 2, 4)], series)
+    means, variances = (figure.add_subplot(grid[0, i : i + 3]) for i in (6, 9))
+    letter(means, "c", "mean, variance")
+    _moments(means, "mean", series, BLUE)
+    _moments(variances, "variance", series, ORANGE)
+    means.legend(loc="upper left", fontsize=7.5, handletextpad=0.1, borderaxespad=0.1)
+    _covariances([figure.add_subplot(grid[1, i : i + 4]) for i in (0, 4, 8)], series)
     first = record["parts"][0]["metrics"]
     return Drawing(
         name=record["experiment"],
@@ -195,27 +199,18 @@ def stochastic(record: Record) -> Drawing:
 _IN_TIME = {"ou-0": "layers at once", "ou-1": "equal constants"}
 
 
-def _moments(axes: Axes, series: Record) -> None:
-    letter(axes, "c", "mean, variance")
-    ends = []
+def _moments(axes: Axes, key: str, series: Record, colour: str) -> None:
+    ends = list(series[key])
     for name, filled in (("ou-0", True), ("ou-1", False)):
         seen = series["in_time"][name]
-        values = {"mean": seen["mean"], "variance": np.diag(seen["covariance"]).tolist()}
-        for key, colour, marker in (("mean", BLUE, "o"), ("variance", ORANGE, "s")):
-            axes.plot(
-                values[key],
-                series[key],
-                marker,
-                color=colour,
-                mfc=colour if filled else "none",
-                ms=4,
-                label=key if filled else None,
-            )
-            ends += values[key]
+        values = seen["mean"] if key == "mean" else np.diag(seen["covariance"]).tolist()
+        face = colour if filled else "none"
+        axes.plot(values, series[key], "o", color=colour, mfc=face, ms=4, label=_IN_TIME[name])
+        ends += values
     axes.plot([min(ends), max(ends)], [min(ends), max(ends)], color=SLATE, lw=0.8, ls="--")
-    axes.set_xlabel("in time")
-    axes.set_ylabel("moments")
-    axes.legend(loc="upper left")
+    axes.set_xlabel(f"{key} in time")
+    axes.set_ylabel(f"{key} by moments")
+    axes.locator_params(nbins=4)
 
 
 def _covariances(axes: list[Axes], series: Record) -> None:
@@ -230,7 +225,7 @@ def _covariances(axes: list[Axes], series: Record) -> None:
         one.set_xticks(range(0, len(table), 3))
         one.set_yticks(range(0, len(table), 3))
         one.set_xlabel("output")
-    axes[0].figure.colorbar(shown, ax=axes, shrink=0.85)
+    axes[-1].figure.colorbar(shown, ax=axes[-1], shrink=0.85, use_gridspec=False)
 
 
 FIGURES: dict[str, Callable[[Record], Drawing]] = {

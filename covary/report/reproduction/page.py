@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections import Counter
@@ -18,7 +17,7 @@ from markupsafe import Markup
 from covary import experiments
 from covary.experiments import Claim, Experiment
 from covary.experiments.experiment import FAILS, HOLDS, PARTLY
-from covary.experiments.store import configuration
+from covary.experiments.store import configuration, sittings
 from covary.experiments.workshop import networks_in
 from covary.report.drawing import Drawing, inline_svg, save
 from covary.report.reproduction.figures import FIGURES, TABLES
@@ -77,13 +76,13 @@ class Section:
         if self.record is None:
             return False
         now = configuration(self.experiment, self.record["scale"])
-        return bool(self.record["config"] != json.loads(json.dumps(now)))
+        return bool(self.record["config"] != now)
 
     @property
     def plain_verdict(self) -> str:
         """The verdict without numbers."""
         plain = re.split(r" \(|, |;", self.verdict)[0]
-        return f"{plain} so far" if "not measured" in self.verdict and plain == HOLDS else plain
+        return f"{plain} so far" if "not tested" in self.verdict and plain == HOLDS else plain
 
     @property
     def missing(self) -> str:
@@ -126,12 +125,14 @@ def _repeats(experiment: Experiment, record: Mapping[str, Any]) -> str:
 
 
 def _at_a_time(record: Mapping[str, Any]) -> str:
-    """How long it took by the clock, where all of it was measured at once by several processes."""
-    last = record.get("this_time", {"jobs": 1, "parts": 0})
-    whole = last["parts"] == len(record["parts"]) and not record["training_seconds"]
-    if last["jobs"] == 1 or not whole:
+    """How long it took by the clock, where all of it was measured by several processes at once."""
+    times = [each for each in sittings(record) if each["parts"]]
+    whole = sum(each["parts"] for each in times) >= len(record["parts"])
+    jobs = min((each["jobs"] for each in times), default=1)
+    if jobs == 1 or not whole or record["training_seconds"]:
         return ""
-    return f" ({duration(last['seconds'])} by the clock with {last['jobs']} processes)"
+    by_clock = sum(each["seconds"] for each in times)
+    return f" ({duration(by_clock)} by the clock with {jobs} processes)"
 
 
 def _short(commit: str | None) -> str:
@@ -158,6 +159,7 @@ def _section(experiment: Experiment, record: Mapping[str, Any] | None) -> Sectio
         experiment,
         record,
         experiment.verdict(record)
+        + (f"; {experiment.proviso}" if experiment.proviso else "")
         + ("; on a trunk that was trained before" if _borrows(record) else "")
         + _against(experiment, record),
         tuple(_judged(claim, record) for claim in experiment.claims),
@@ -180,22 +182,25 @@ def _against(experiment: Experiment, record: Mapping[str, Any]) -> str:
     if record["scale"] == "smoke":
         return ""
     beside = [claim for claim in experiment.claims if claim.ours and not claim.goal]
-    verdicts = [claim.verdict(record["parts"]) for claim in beside]
+    verdicts = [claim.verdict(record) for claim in beside]
     judged = [verdict for verdict in verdicts if verdict is not None]
     held = judged.count(HOLDS)
     return f"; of ours {held} of {len(judged)} hold" if held < len(judged) else ""
 
 
 def _judged(claim: Claim, record: Mapping[str, Any]) -> Judged:
-    verdict = claim.verdict(record["parts"])
-    if record["scale"] == "smoke":
-        verdict = "not judged"
-    why = claim.why if verdict in (PARTLY, FAILS) else ""
+    parts = record["parts"]
+    verdict = claim.verdict(record)
+    why = claim.why if verdict in (PARTLY, FAILS) and record["scale"] != "smoke" else ""
     if verdict is None:
-        verdict = "shown" if claim.values(record["parts"]) else "not measured"
-    elif verdict == PARTLY or (claim.majority and verdict in (HOLDS, FAILS)):
-        verdict = f"{verdict}, {claim.agreeing(record['parts'])}"
-    ours = spread(claim.values(record["parts"]))
+        verdict = "shown" if claim.values(parts) else "not measured"
+        if record["scale"] in claim.untested:
+            verdict, why = "not tested", claim.untested[record["scale"]]
+    elif record["scale"] == "smoke":
+        verdict = "not judged"
+    elif verdict == PARTLY or claim.majority or (verdict == FAILS and claim.agreeing(parts)):
+        verdict = f"{verdict}, {claim.agreeing(parts)} of {len(claim.values(parts))}"
+    ours = spread(claim.values(parts))
     return Judged(claim, said(claim), bounds(claim), ours, verdict, why)
 
 
