@@ -168,7 +168,7 @@ def test_parts_that_were_left_out_are_named_as_missing(tmp_path):
     record = reproduce(trial(), "paper", workshop(tmp_path), results=tmp_path, only=["small"])
     assert {part["label"] for part in record["parts"]} == {"small"}
     assert record["missing"] == [{"label": "large", "seed": seed} for seed in range(3)]
-    with pytest.raises(ValueError, match="large, small at scale paper, and none medium"):
+    with pytest.raises(ValueError, match="'large', 'small' at scale paper, and none 'medium'"):
         reproduce(trial(), "paper", workshop(tmp_path), results=tmp_path, only=["medium"])
     record = reproduce(trial(), "paper", workshop(tmp_path), results=tmp_path)
     assert record["missing"] == []
@@ -455,30 +455,3 @@ def test_where_a_claim_fails_there_is_a_reason_or_that_none_is_known():
         for row in section.claims:
             failed = row.verdict.startswith((FAILS, PARTLY)) and not row.claim.goal
             assert row.why or not failed, f"{section.experiment.name}: {row.says}"
-
-
-def test_the_command_line_says_what_there_is(tmp_path):
-    rows = strict_json(covary("reproduce", "--list", "--results", tmp_path, "--json"))
-    assert [row["name"] for row in rows] == [experiment.name for experiment in EXPERIMENTS]
-    assert "none yet" in covary("reproduce", "--list", "--results", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["nonsense"], "There is no experiment 'nonsense'"),
-        ([], "Which experiment?"),
-        (["sensitivity", "--all"], "name none beside it"),
-        (["sensitivity", "--scale", "huge"], "Scales are smoke, quick, paper"),
-        (["sensitivity", "--only", "nothing"], "has parts without labels at scale quick"),
-        (["sensitivity", "--results", __file__], "cannot be a folder"),
-    ],
-)
-def test_wrong_use_is_said_to_be_wrong(arguments, says):
-    assert says in " ".join(covary("reproduce", *arguments, code=2).replace("│", " ").split())
-
-
-def test_a_report_is_of_a_run_or_of_the_reproduction(tmp_path):
-    for arguments in (["report"], ["report", tmp_path, "--reproduction"]):
-        said = " ".join(covary(*arguments, code=2).replace("│", " ").split())
-        assert "A report is of a run (covary report RUN), or of --reproduction." in said

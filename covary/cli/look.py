@@ -155,19 +155,26 @@ def report(
             "--out",
             "-o",
             help="The page.",
-            show_default="RUN/report.html, or runs/reproduction.html",
+            show_default="RUN/report.html, runs/reproduction.html, or RESULTS/reproduction.html",
         ),
     ] = None,
     reproduction: Annotated[
         bool, typer.Option("--reproduction", help="The paper beside what covary reproduce gave.")
     ] = False,
     results: Annotated[
-        Path, typer.Option("--results", help="With --reproduction: folder of the results.")
-    ] = Path("results"),
+        Path | None,
+        typer.Option(
+            "--results", help="With --reproduction: folder of the results.", show_default="results"
+        ),
+    ] = None,
     markdown: Annotated[
-        Path,
-        typer.Option("--markdown", help="With --reproduction: the page as Markdown, too."),
-    ] = Path("docs/reproduction.md"),
+        Path | None,
+        typer.Option(
+            "--markdown",
+            help="With --reproduction: the page as Markdown, too.",
+            show_default="docs/reproduction.md, or RESULTS/reproduction.md",
+        ),
+    ] = None,
     seed: Seed = 0,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -179,19 +186,22 @@ def report(
     since it was trained is evaluated first, on its test data.
 
     With --reproduction and no run: every figure and table of the paper beside ours, as a page of
-    HTML that holds its figures, and as Markdown with figures beside it.
+    HTML that holds its figures, and as Markdown with figures beside it. Pages of results that are
+    elsewhere go there too.
 
     Examples:
 
     - `covary report runs/mnist`
     - `covary report --reproduction`
-    - `covary report --reproduction --results trial --markdown trial/reproduction.md`
+    - `covary report --reproduction --results trial`
     """
     with common.wrong_use():
         if (run is None) != reproduction:
             raise ValueError("A report is of a run (covary report RUN), or of --reproduction.")
+        if run is not None and (results or markdown):
+            raise ValueError("--results and --markdown are for --reproduction, not for a run.")
     if run is None:
-        _report_reproduction(results, markdown, out or Path("runs/reproduction.html"), as_json)
+        _report_reproduction(results, markdown, out, as_json)
         return
     from covary.report import write
 
@@ -206,9 +216,23 @@ def report(
     say(f"The report is {page}. Open it in a browser: {page.resolve().as_uri()}")
 
 
-def _report_reproduction(results: Path, markdown: Path, page: Path, as_json: bool) -> None:
+def _report_reproduction(
+    results: Path | None, markdown: Path | None, page: Path | None, as_json: bool
+) -> None:
+    from covary.experiments import names
+    from covary.experiments.store import path_of
     from covary.report import write_reproduction
 
+    # The page of a trial does not replace the one that belongs to the library.
+    markdown = markdown or (results or Path("docs")) / "reproduction.md"
+    page = page or (results or Path("runs")) / "reproduction.html"
+    results = results or Path("results")
+    with common.wrong_use():
+        if not any(path_of(results, name).exists() for name in names()):
+            raise ValueError(
+                f"{results} has no results of experiments. Which folder has them (--results)? "
+                "`covary reproduce` makes them."
+            )
     write_reproduction(results, markdown=markdown, html=page)
     if as_json:
         common.show_json({"report": str(page), "markdown": str(markdown)})

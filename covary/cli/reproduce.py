@@ -44,7 +44,10 @@ def reproduce(
         int, typer.Option("--jobs", "-j", min=1, help="Measure so many parts at a time.")
     ] = 1,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace results of a larger scale.")
+        bool,
+        typer.Option(
+            "--overwrite", help="Replace results of a larger scale, of more parts, or unreadable."
+        ),
     ] = False,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -82,10 +85,12 @@ def reproduce(
         chosen = [experiments.get(name) for name in (experiments.names() if every else names or ())]
         for experiment in chosen:
             check_labels(experiment, scale, only or ())
+        if every and not overwrite:
+            chosen = [each for each in chosen if not _surpassed(results, each.name, scale)]
+        for experiment in chosen:
+            check_replaceable(results, experiment.name, scale, overwrite=overwrite)
         for folder in (results, out):
             _make(folder)
-    for experiment in chosen:
-        check_replaceable(results, experiment.name, scale, overwrite=overwrite)
     workshop = experiments.Workshop(
         folder=out / scale,
         data_dir=data_dir,
@@ -93,7 +98,7 @@ def reproduce(
         progress=common.progress,
         say=say,
     )
-    records = []
+    records, failed = [], {}
     for experiment in chosen:
         try:
             record = experiments.reproduce(
@@ -105,9 +110,17 @@ def reproduce(
                 overwrite=overwrite,
                 jobs=jobs,
             )
-        except StoppedError as stopped:
-            say(f"{stopped} What is done is kept: go on with the same command.")
+        except (StoppedError, KeyboardInterrupt) as stopped:
+            said = str(stopped) or "Interrupted."
+            say(f"{said} What is done is kept: go on with the same command.")
             raise typer.Exit(130) from None
+        except (ValueError, RuntimeError, OSError) as error:
+            if debug or len(chosen) == 1:
+                raise
+            # The others may go well, overnight.
+            failed[experiment.name] = str(error)
+            say(f"{experiment.name} failed: {error}")
+            continue
         records.append(record)
         if not as_json:
             _show(experiment, record)
@@ -115,8 +128,22 @@ def reproduce(
         say(f"Written to {results / experiment.name}.json.")
     if as_json:
         common.show_json(records)
-        return
-    say(f"The whole comparison: covary report --reproduction --results {quoted(results)}.")
+    elif records:
+        say(f"The whole comparison: covary report --reproduction --results {quoted(results)}.")
+    if failed:
+        each = "; ".join(f"{name}: {error}" for name, error in failed.items())
+        raise RuntimeError(f"{len(failed)} of {len(chosen)} experiments failed. {each}")
+
+
+def _surpassed(results: Path, name: str, scale: str) -> bool:
+    """Whether there are results of a larger scale; says so."""
+    from covary.experiments import SCALES, load
+
+    found = load(results, name)
+    if found is None or SCALES.index(found["scale"]) <= SCALES.index(scale):
+        return False
+    say(f"{name} is left out: {results} has it at scale {found['scale']}.")
+    return True
 
 
 def _make(folder: Path) -> None:
@@ -153,8 +180,8 @@ def _list(known: Sequence[Experiment], results: Path, *, as_json: bool) -> None:
         return
     common.show_table(
         f"Experiments, and what {results} has of them",
-        ["name", "in the paper", "results", "took", "verdict"],
-        [[row[key] for key in ("name", "paper", "scale", "time", "verdict")] for row in rows],
+        ["name", "what", "results", "took", "verdict"],
+        [[row[key] for key in ("name", "title", "scale", "time", "verdict")] for row in rows],
         left=5,
     )
 

@@ -136,7 +136,8 @@ def _download(file: File, target: Path, *, progress: bool) -> None:
             failures.append(f"{url} ({_reason(error)})")
     raise DataError(
         f"Could not fetch {target.name}: {'; '.join(failures)}; try again later (a download that "
-        f"was cut is continued), or put the file into {target.parent} by hand."
+        f"was cut is continued), put the file into {target.parent} by hand, or name a folder that "
+        "has it: --data-dir or $COVARY_DATA (data_dir= in Python)."
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 from covary.experiments import (
     classification,
     covariance_activations,
@@ -69,4 +71,6 @@ def get(name: str) -> Experiment:
     for experiment in EXPERIMENTS:
         if experiment.name == name:
             return experiment
-    raise ValueError(f"There is no experiment {name!r}; there are {', '.join(names())}.")
+    close = difflib.get_close_matches(name.lower(), names(), n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"There is no experiment {name!r}; there are {', '.join(names())}.{hint}")

@@ -93,7 +93,6 @@ def check_labels(experiment: Experiment, scale: str, only: Collection[str]) -> N
     labels = {part.label for part in experiment.parts[scale]}
     unknown = sorted(set(only) - labels)
     if unknown:
-        known = ", ".join(sorted(labels)) if labels != {""} else "without labels"
-        raise ValueError(
-            f"{experiment.name} has parts {known} at scale {scale}, and none {', '.join(unknown)}."
-        )
+        known = ", ".join(map(repr, sorted(labels))) if labels != {""} else "without labels"
+        asked = ", ".join(map(repr, unknown))
+        raise ValueError(f"{experiment.name} has parts {known} at scale {scale}, and none {asked}.")

@@ -58,7 +58,8 @@ def check_replaceable(folder: Path, name: str, scale: str, *, overwrite: bool) -
         return
     raise ResultError(
         f"{path_of(folder, name)} has results at scale {before['scale']}, which those at scale "
-        f"{scale} would replace. Keep both (--results elsewhere), or say --overwrite."
+        f"{scale} would replace. Keep both, with another folder for these (--results trial), or "
+        "say --overwrite."
     )
 
 

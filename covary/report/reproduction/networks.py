@@ -19,7 +19,7 @@ from covary.report.reproduction.layout import (
 )
 
 _GROUPS = {"right": TEAL, "wrong": ORANGE, "foreign": PURPLE}
-_INDICATORS = {"entropy": "entropy (nats)", "msp": "1 - MSP", "se": "softmax entropy (nats)"}
+_INDICATORS = {"entropy": "entropy (nats)", "msp": "MSP", "se": "softmax entropy (nats)"}
 _PAIRS = {
     "wrong_right": "wrong\nright",
     "foreign_right": "foreign\nright",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from covary import experiments
 from covary.experiments import Claim, Experiment
@@ -228,6 +228,7 @@ def _render(template: str, found: list[Section], results: Path) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.globals.update(svg=lambda drawing: Markup(inline_svg(drawing)))
+    environment.filters["code"] = _with_code
     environment.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
     return environment.get_template(template).render(
         sections=found,
@@ -237,6 +238,11 @@ def _render(template: str, found: list[Section], results: Path) -> str:
         glossary=GLOSSARY,
         results=results.name,
     )
+
+
+def _with_code(text: str) -> Markup:
+    """Words of Markdown for HTML, in which what stands between backticks is code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _packaged(name: str) -> str:

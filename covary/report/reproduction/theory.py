@@ -91,6 +91,7 @@ def _heat(axes: Axes, square: Record, key: str, limits: tuple[float, float]) -> 
         vmin=limits[0],
         vmax=limits[1],
         interpolation="bilinear",
+        aspect="auto",
     )
     # Where w x = 0.
     ends = np.array([-reach, reach]) * min(1.0, w2 / w1)
@@ -279,6 +280,8 @@ def _students(axes: Axes, record: Record, key: str) -> tuple[list[float], list[s
     ticks, names, place = [], [], 0.0
     for label, words in _STUDENTS.items():
         parts = _labelled(record, label)
+        if not parts:
+            continue
         count = len(parts[0]["series"]["after"][key])
         for layer in range(count):
             for when, colour in (("before", SLATE), ("after", BLUE)):

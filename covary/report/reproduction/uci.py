@@ -227,7 +227,7 @@ def likelihoods(record: Record) -> Drawing:
         name
         for name in published.SETS
         if _of(record, name) is not None or _of(record, calibrated(name)) is not None
-    ]
+    ] or list(published.SETS)
     columns = min(4, len(shown))
     lines = -(-len(shown) // columns)
     figure, axes = panels(lines, columns, height=0.7 + 2.35 * lines)
