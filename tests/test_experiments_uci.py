@@ -237,14 +237,19 @@ def small_set(monkeypatch):
     return shift
 
 
-@pytest.mark.parametrize("settings", [SETTINGS, OURS, {**OURS, "folds": 1}], ids=["paper", "", "1"])
+@pytest.mark.parametrize(
+    "settings",
+    [SETTINGS, {**SETTINGS, "every": True}, OURS, {**OURS, "folds": 1}],
+    ids=["recipe", "every", "ours", "one fold"],
+)
 def test_nothing_is_chosen_by_the_test_part(small_set, settings, tmp_path):
     part = Part("small", 0, settings)
     found = uci.measure(part, Workshop(folder=tmp_path / "one"))
     small_set["test"] = 1000.0
     moved = uci.measure(part, Workshop(folder=tmp_path / "other"))
     for name, column in found.series.items():
-        chosen = set(column) - {"log-likelihood", "rmse", "covered", "tried on test"}
+        scored = {"log-likelihood", "rmse", "covered", "tried on test", "tried on test, whole"}
+        chosen = set(column) - scored
         assert {"noise", "held out"} <= chosen
         for key in chosen:
             assert column[key] == moved.series[name][key]
@@ -252,7 +257,7 @@ def test_nothing_is_chosen_by_the_test_part(small_set, settings, tmp_path):
 
 
 def test_the_best_of_a_split_is_the_one_with_the_highest_held_out_likelihood(small_set, tmp_path):
-    part = Part("small", 0, {**SETTINGS, "activations": list(ACTIVATIONS)})
+    part = Part("small", 0, {**SETTINGS, "activations": list(ACTIVATIONS), "every": True})
     metrics, series = uci.measure(part, Workshop(folder=tmp_path))
     for split in range(2):
         rows = [column for name, column in series.items() if name != "best"]
@@ -262,11 +267,15 @@ def test_the_best_of_a_split_is_the_one_with_the_highest_held_out_likelihood(sma
         assert series["best"]["log-likelihood"][split] == winner["log-likelihood"][split]
         for column in rows:
             assert column["held out"][split] == max(column["tried"][split])
-            assert column["noise"][split] == SETTINGS["noises"][np.argmax(column["tried"][split])]
+            place = np.argmax(column["tried"][split])
+            assert column["noise"][split] == SETTINGS["noises"][place]
+            whole = column["tried on test, whole"][split]
+            assert column["log-likelihood"][split] == whole[place]
     for name, column in series.items():
         assert metrics[name] == pytest.approx(np.mean(column["log-likelihood"]))
-    on_test = [np.mean(column["tried on test"], 0).max() for column in rows]
-    assert metrics["chosen by the test score"] == pytest.approx(max(on_test))
+    for suffix in ("", ", whole"):
+        on_test = [np.mean(column[f"tried on test{suffix}"], 0).max() for column in rows]
+        assert metrics[f"chosen by the test score{suffix}"] == pytest.approx(max(on_test))
 
 
 def test_rows_are_kept_until_settings_change(small_set, tmp_path):

@@ -23,12 +23,17 @@ _RECIPE = {
 }
 _FEW_EPOCHS = {"epochs": 20}  # where sets are large, as in the paper
 _PROTEIN = {"data": "protein-tertiary-structure", "splits": 5}
+# Noises around those of the recipe that held-out data chose, where these were too far apart; and
+# every one of them on whole training parts, to see what a choice by the test score is worth.
+_BOSTON = {"noises": [0.15, 0.2, 0.25, 0.3, 0.4, 0.5], "every": True}
+_ENERGY = {"noises": [0.06, 0.08, 0.1, 0.12, 0.15, 0.2], "every": True}
+_LOG_YACHT = {"noises": [0.08, 0.1, 0.13, 0.16, 0.2, 0.3], "every": True}
 # What differs, by label.
 _SETS: dict[str, dict[str, Any]] = {
-    "boston-housing": {"data": "boston-housing"},
+    "boston-housing": {"data": "boston-housing", **_BOSTON},
     "concrete": {"data": "concrete"},
     "kin8nm": {"data": "kin8nm"},
-    "energy": {"data": "energy"},
+    "energy": {"data": "energy", **_ENERGY},
     "power-plant": {"data": "power-plant", **_FEW_EPOCHS},
     "protein": {**_PROTEIN, **_FEW_EPOCHS},
     "wine-quality-red": {"data": "wine-quality-red"},
@@ -37,7 +42,7 @@ _SETS: dict[str, dict[str, Any]] = {
 # As the paper has them, to compare with its own cells. Some targets of protein are 0.
 _LOGARITHMS: dict[str, dict[str, Any]] = {
     "protein, log targets": {**_SETS["protein"], "targets": "log1p"},
-    "yacht, log targets": {**_SETS["yacht"], "targets": "log"},
+    "yacht, log targets": {**_SETS["yacht"], "targets": "log", **_LOG_YACHT},
 }
 _OURS = {
     "hidden": [50, 50],
@@ -150,12 +155,10 @@ _WINE = (
 )
 _TWICE = " Many rows of this set are there twice, which helps whatever knows them again."
 _SHORT = (
-    "The paper chose the noise by the test score. Below is what that gives for networks that have "
-    "not seen the fifth held out, which does not reach its number; what it would give for networks "
-    "that have seen all was not measured. Also, its numbers in brackets, even if they are "
-    "variances as its code prints them, can be smaller than our splits differ among themselves: "
-    "its runs are then hardly of different splits, and one split alone may be far from the mean "
-    "of all. The table has on how many of our splits the published number is reached."
+    "The paper chose activation, covariance and noise by the test score; what that gives is below. "
+    "The rest is not known. The table has how much our splits differ, beside the paper's number in "
+    "brackets, and on how many of them its cell is reached: one split alone may be far from the "
+    "mean of all."
 )
 
 
@@ -178,16 +181,18 @@ def _best_claims() -> list[Claim]:
 
 
 def _peeking_claims() -> list[Claim]:
+    recipes = _SETS | _LOGARITHMS
     return [
         Claim(
             says=f"{label}: activation, covariance and noise chosen by the test score, of networks "
-            "that have not seen the fifth that is held out.",
-            metric="chosen by the test score",
+            + ("trained as ours." if whole else "that have not seen the fifth that is held out."),
+            metric="chosen by the test score" + (", whole" if whole else ""),
             label=label,
             published=f"{published.best_own(label.split(',')[0]):.2f}",
             ours=True,
         )
         for label in (*_ASKED, *_LOGARITHMS)
+        for whole in [bool(recipes[label].get("every"))]
     ]
 
 
@@ -301,8 +306,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "paper's recipe (one hidden layer of 50, no noise in it, Adam, squared error) with the "
         "noise at the input chosen per split on a fifth of the training part that was held out; "
         "the network is then trained once more on all of it. The paper chose among smaller noises, "
-        "by the test score. 'Best' takes, on each split, the activation, noise and covariance "
-        "with the highest held-out likelihood. With one hidden layer MNN and dMNN are trained "
+        "by the test score. Six noises are tried, 0.05 to 1; for boston, energy and the logarithms "
+        "of yacht six closer ones, around those that held-out data had chosen among these. 'Best' "
+        "takes, on each split, the activation, noise and covariance with the highest held-out "
+        "likelihood. With one hidden layer MNN and dMNN are trained "
         "alike: the variances before the activation are sigma^2 |w|^2 for all samples, with or "
         "without correlations, so that correlations reach the output's variance and nothing else; "
         "each network is trained once and evaluated twice. 'Calibrated' is ours: ensembles of "
