@@ -155,10 +155,9 @@ _WINE = (
 )
 _TWICE = " Many rows of this set are there twice, which helps whatever knows them again."
 _SHORT = (
-    "The paper chose activation, covariance and noise by the test score; what that gives is below. "
-    "The rest is not known. The table has how much our splits differ, beside the paper's number in "
-    "brackets, and on how many of them its cell is reached: one split alone may be far from the "
-    "mean of all."
+    "The paper chose activation, covariance and noise by the test score. What the same networks "
+    "give when they are chosen so is judged below by the same bound; what is missing here is what "
+    "that choice is worth. The table has on how many of our splits the published number is reached."
 )
 
 
@@ -185,10 +184,15 @@ def _peeking_claims() -> list[Claim]:
     return [
         Claim(
             says=f"{label}: activation, covariance and noise chosen by the test score, of networks "
-            + ("trained as ours." if whole else "that have not seen the fifth that is held out."),
+            + (
+                "trained on all, as ours; as high, or within 0.05."
+                if whole
+                else "that have not seen the fifth that is held out."
+            ),
             metric="chosen by the test score" + (", whole" if whole else ""),
             label=label,
             published=f"{published.best_own(label.split(',')[0]):.2f}",
+            least=published.best_own(label.split(",")[0]) - 0.05 if whole else None,
             ours=True,
         )
         for label in (*_ASKED, *_LOGARITHMS)
