@@ -161,24 +161,24 @@ def attacks(record: Record) -> Drawing:
 def stochastic(record: Record) -> Drawing:
     """The input, the network in time, and moments beside what was sampled."""
     series = record["parts"][0]["series"]
-    figure = blank()
-    grid = GridSpec(2, 12, figure=figure)
-    image = figure.add_subplot(grid[0, :3])
+    figure = blank(height=7.4)
+    grid = GridSpec(3, 6, figure=figure)
+    image = figure.add_subplot(grid[0, :2])
     letter(image, "a", "input")
     image.imshow(np.array(series["input"]), cmap="gray_r")
     image.set_axis_off()
-    trace = figure.add_subplot(grid[0, 3:6])
+    trace = figure.add_subplot(grid[0, 2:])
     letter(trace, "b", "output in time")
     for values in series["trace"]:
         trace.plot(series["times"], values, lw=0.8)
     trace.set_xlabel("time (time constants)")
     trace.set_ylabel("state")
-    means, variances = (figure.add_subplot(grid[0, i : i + 3]) for i in (6, 9))
+    means, variances = (figure.add_subplot(grid[1, i : i + 3]) for i in (0, 3))
     letter(means, "c", "mean, variance")
     _moments(means, "mean", series, BLUE)
     _moments(variances, "variance", series, ORANGE)
     means.legend(loc="upper left", fontsize=7.5, handletextpad=0.1, borderaxespad=0.1)
-    _covariances([figure.add_subplot(grid[1, i : i + 4]) for i in (0, 4, 8)], series)
+    _covariances([figure.add_subplot(grid[2, i : i + 2]) for i in (0, 2, 4)], series)
     first = record["parts"][0]["metrics"]
     return Drawing(
         name=record["experiment"],
