@@ -56,7 +56,7 @@ def reproduce(
     }
     before = store.load(results, experiment.name) if len(chosen) < len(wanted) else None
     carried = store.carried(before, of_what)
-    trained: dict[str, float] = before.get("trainings", {}) if before and carried else {}
+    trained: dict[str, float] = dict(before.get("trainings", {})) if before and carried else {}
     sittings = store.sittings(before) if before and carried else []
     parts, missing = [], []
     for part in wanted:

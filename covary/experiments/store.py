@@ -79,12 +79,14 @@ def check_complete(folder: Path, record: Mapping[str, Any], *, overwrite: bool) 
         )
 
 
-def carried(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[Any, dict[str, Any]]:
+def carried(
+    before: Mapping[str, Any] | None, now: Mapping[str, Any]
+) -> dict[tuple[str, int], dict[str, Any]]:
     """Parts of results, by label and seed, that those of now would have the same.
 
     Args:
         before: what a file has; None if there is none.
-        now: the experiment, revision, scale and configuration that results are to be of.
+        now: the revision, scale and configuration that results are to be of.
     """
     if before is None or any(before.get(key, 0) != now[key] for key in ("revision", "scale")):
         return {}

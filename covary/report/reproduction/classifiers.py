@@ -130,7 +130,7 @@ def _against_accuracy(axes: Axes, parts: Sequence[Record]) -> None:
     axes.set_ylabel("separability at the output")
     by_label = {
         label: _range([part["metrics"] for part in parts if part["label"] == label], "r_squared")
-        for label in labels(parts)
+        for label in _labels(parts)
     }
     handles = [
         swatch(f"{label + ', ' if label else ''}R² {found}", colour, "--")
@@ -141,20 +141,20 @@ def _against_accuracy(axes: Axes, parts: Sequence[Record]) -> None:
 
 def _swatches(parts: Sequence[Record]) -> list[Line2D]:
     """What a legend has of labels; nothing if there is one alone."""
-    found = labels(parts)
+    found = _labels(parts)
     if len(found) == 1:
         return []
     return [swatch(label, colour) for label, colour in zip(found, _COLOURS, strict=False)]
 
 
-def labels(parts: Sequence[Record]) -> list[str]:
+def _labels(parts: Sequence[Record]) -> list[str]:
     """The labels of parts, each once."""
     return list(dict.fromkeys(part["label"] for part in parts))
 
 
 def _cycled(parts: Sequence[Record]) -> list[str]:
     """A colour for each label."""
-    known = labels(parts)
+    known = _labels(parts)
     return [_COLOURS[known.index(part["label"]) % len(_COLOURS)] for part in parts]
 
 
