@@ -309,6 +309,9 @@ def test_a_head_stands_behind_the_trunk_that_there_is(tmp_path):
     moved = Workshop(folder=tmp_path / "there", say=told.append)
     moved.trained(head, 0)
     assert len(told) == 2  # neither is trained again
+    (tmp_path / "there" / "head-0" / "model.safetensors").unlink()
+    moved.trained(head, 0)
+    assert len(told) == 3  # one that was cut short goes on
     shutil.rmtree(tmp_path / "there" / "whole-0")
     longer = replace(whole, settings={**settings, "epochs": 2})
     with pytest.raises(RunError, match="head-0 was trained behind another trunk than"):

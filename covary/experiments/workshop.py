@@ -106,8 +106,11 @@ class Workshop:
         if trunk is not None:
             chosen["trunk_from"] = str(trunk.path.resolve())
         config = resolve(data, dataset, chosen)
-        done = run.model_path.exists() and not _differences(config, run.config())
-        if not done:
+        same = run.exists() and not _differences(config, run.config())
+        if same and run.checkpoint_path.exists():
+            # All that a trunk was needed for is in the checkpoint, wherever the trunk was then.
+            config = run.config()
+        if not (same and run.model_path.exists()):
             self.say(f"Training {network.name}, seed {seed}, into {run.path}.")
             began = time.perf_counter()
             train(config, dataset, run, resume=True, keep=network.keep, display=self.display())
