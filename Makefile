@@ -47,8 +47,9 @@ $(READY): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/covary demo
 
+# A process for each core, tests of one file in one of them: what they train once, they share.
 test: setup
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
