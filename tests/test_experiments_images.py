@@ -200,3 +200,14 @@ def test_the_table_and_the_figure_show_what_was_stored(experiment):
     drawing = FIGURES[experiment.name](record)
     assert "CIFAR-10 MNN relu 70.50" in drawing.alt
     assert len(drawing.figure.axes) == 1  # no panel without a measurement
+
+
+def test_networks_of_another_cell_are_not_drawn_as_if_they_were_more_of_them():
+    labels = [label_of("cifar10", kind, "relu") for kind in ("MNN", "dMNN")]
+    parts = [{"label": each, "seed": 0, "metrics": {"accuracy": 70.0}} for each in labels]
+    config = [{"label": part.label, "settings": part.settings} for part in OWN.parts["quick"]]
+    drawing = FIGURES[OWN.name]({"experiment": OWN.name, "config": config, "parts": parts})
+    ours = [line for line in drawing.figure.axes[0].lines if list(line.get_xdata()) == [70.0]]
+    assert [line.get_markerfacecolor() == "none" for line in ours] == [False, True]
+    assert "Hollow: no networks of their own" in drawing.caption
+    assert "dMNN relu 70.00 (MNN's networks)" in drawing.alt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import islice, repeat
 
 import mpmath as mp
 import numpy as np
@@ -23,8 +24,9 @@ from covary.experiments import (
     teacher_student,
     theorems,
 )
+from covary.experiments.experiment import Part
 from covary.experiments.running import reproduce
-from covary.experiments.teacher_student import DTYPE, Stepwise, normal
+from covary.experiments.teacher_student import DTYPE, Lesson, Stepwise, normal
 from covary.experiments.workshop import Workshop
 from covary.moments import Moments
 from covary.nn import Activation, Linear, Noise
@@ -139,6 +141,15 @@ def test_entropy_from_samples(draw, expected):
     assert found == pytest.approx(expected, abs=0.015)
 
 
+def test_errors_of_entropy_are_compared_with_what_it_spans(tmp_path):
+    part = Part("", 0, {"side": 5, "samples": 200})
+    square = sensitivity.measure(part, Workshop(folder=tmp_path)).series["square"]
+    linear = np.array(square["linear"])
+    (row,) = sensitivity.EXPERIMENTS
+    (claim,) = (claim for claim in row.claims if claim.metric == "linear_gap")
+    assert claim.most == pytest.approx((linear.max() - linear.min()) / 10)
+
+
 # Covariance activations
 
 PAIRS = [((0.3, -0.8), (1.0, 0.5)), ((-1.5, -1.0), (0.7, 1.2))]
@@ -238,6 +249,18 @@ def test_random_covariances_are_positive_definite_with_the_trace_asked_for():
     assert matrix.trace().item() == pytest.approx(1.8)
 
 
+def test_lessons_are_the_same_inputs_or_fresh_ones():
+    teacher, _, _ = posed(widths=(5, 4))
+    settings = {"widths": [5, 4]}
+    for how, fresh in (("inputs", False), ("batch", True)):
+        given = teacher_student.lessons({**settings, how: 7}, teacher, seeded(1))
+        first, second = islice(given, 2)
+        assert first.x.shape == (7, 5)
+        assert torch.equal(first.x, second.x) is not fresh
+        for x, target in (first, second):
+            torch.testing.assert_close(target, teacher.output(x))
+
+
 # The first theorem
 
 
@@ -301,6 +324,27 @@ def test_noisy_labels_have_the_moments_of_the_teacher():
     torch.testing.assert_close(torch.cov(labels.mT), layer.cov[0], rtol=0, atol=0.01)
 
 
+def test_the_gradient_left_is_that_of_the_last_looks(tmp_path):
+    """How often it is looked at, and so what is stored, does not grow with the steps."""
+    settings = {
+        "widths": [3, 4, 2],
+        "readout": True,
+        "start": "random",
+        "input_variance": [0.3, 0.05],
+        "noise": [0.3, 0.5],
+        "rate": 0.1,
+        "horizon": 20,
+        "noisy": True,
+        "batch": 1,
+        "steps": 240,
+    }
+    found = riemannian.measure(Part("", 0, settings), Workshop(folder=tmp_path))
+    norms = found.series["gradient"]
+    assert found.series["step"] == list(range(0, 240, 4))
+    assert found.metrics["gradient_left"] == pytest.approx(np.mean(norms[-10:]) / norms[0])
+    assert max(found.series["difference"]) <= found.metrics["difference"] < 1e-10
+
+
 # The second theorem
 
 
@@ -335,7 +379,8 @@ def test_one_layer_reaches_its_teacher_and_its_weights_are_known():
         [squared.sqrt()[:, None] * teacher.weights[0], squared.sqrt() * teacher.biases[0]]
     )
     torch.testing.assert_close(known.output(x), teacher.output(x), rtol=1e-12, atol=1e-13)
-    result = teacher_student.trained(student, x, teacher.output(x), steps=600, lr=0.05)
+    given = repeat(Lesson(x, teacher.output(x)))
+    result = teacher_student.trained(student, given, steps=600, lr=0.05)
     torch.testing.assert_close(result.student.weights[0], known.weights[0], rtol=0.02, atol=0.02)
     assert result.gradients[-1] < 1e-3 * result.gradients[0]
 
@@ -374,6 +419,34 @@ def test_deviations_are_differences_of_covariances():
     torch.testing.assert_close(
         found.deviation[0], (teacher.input_cov - assumed).abs().max().expand(7)
     )
+
+
+def test_a_student_that_has_learned_is_the_idealised_one():
+    """With the weights that have its teacher's means, only covariances of pairs are others."""
+    teacher, student, generator = posed(widths=(5, 6))
+    x = normal((7, 5), generator)
+    scale = learned_moments.attainable(teacher, student).sqrt()
+    student = student.with_parameters(
+        [scale[:, None] * teacher.weights[0], scale * teacher.biases[0]]
+    )
+    found = deviation.observed(teacher, student, x)
+    expected = deviation.idealised(teacher, x, student.input_cov)
+    assert (expected.deviation[1] > 1e-3).all()
+    for name, value in expected._asdict().items():
+        torch.testing.assert_close(getattr(found, name), value, msg=name)
+
+
+def test_deviations_of_a_student_leave_variances_out():
+    """As those of the idealised one do, and as the covariances do that they are compared with."""
+    teacher, student, generator = posed(widths=(5, 6, 4))
+    x = normal((3, 5), generator)
+    found = deviation.observed(teacher, student, x)
+    for i, (true, own) in enumerate(zip(teacher.layers(x), student.layers(x), strict=True)):
+        apart = (true.cov - own.cov).abs()
+        variances = apart.diagonal(dim1=1, dim2=2).amax(1)
+        pairs = torch.stack([apart[:, a, b] for a in range(apart.shape[1]) for b in range(a)])
+        torch.testing.assert_close(found.deviation[i + 1], pairs.amax(0))
+        assert (variances > pairs.amax(0)).any()
 
 
 def test_jacobians_are_those_of_the_means():

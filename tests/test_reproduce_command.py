@@ -120,3 +120,16 @@ def test_figures_and_tables_can_be_of_some_labels(name):
         for made in (FIGURES, TABLES):
             if name in made:
                 assert made[name](some) is not None
+
+
+@pytest.mark.parametrize("name", [name for name in MEASURED if name in FIGURES])
+def test_legends_keep_away_from_axes_and_edges(name):
+    """A handle that lies on an axis looks like data."""
+    figure = FIGURES[name](experiments.load(ROOT / "results", name)).figure
+    edge = figure.bbox.padded(-2)
+    inside = [(axes.get_legend(), axes.bbox.padded(-2)) for axes in figure.axes]
+    for legend, room in [*inside, *((each, edge) for each in figure.legends)]:
+        if legend is not None:
+            box = legend.get_window_extent()
+            assert room.x0 < box.x0 < box.x1 < room.x1
+            assert room.y0 < box.y0 < box.y1 < room.y1

@@ -187,20 +187,16 @@ def _list(known: Sequence[Experiment], results: Path, *, as_json: bool) -> None:
 
 
 def _show(experiment: Experiment, record: Mapping[str, Any]) -> None:
-    from covary.report.reproduction.words import bounds, said, spread
+    from covary.report.reproduction.words import judged
 
-    parts = record["parts"]
     common.results.print(f"{experiment.name} at scale {record['scale']}: {experiment.title}")
-    for claim in experiment.claims:
-        verdict = claim.verdict(record) or ("shown" if claim.values(parts) else "not measured")
-        if record["scale"] == "smoke":
-            verdict = "not judged"
+    for row in (judged(claim, record) for claim in experiment.claims):
         common.results.print(
-            f"- {said(claim)}\n"
-            f"  {verdict}"
-            + (f": {spread(claim.values(parts))}" if claim.values(parts) else "")
-            + (f"; counts if {bounds(claim)}" if bounds(claim) else "")
-            + (f"; published: {claim.published}" if claim.published else ""),
+            f"- {row.says}\n"
+            f"  {row.verdict}: {row.ours}"
+            + (f"; counts if {row.counts}" if row.counts else "")
+            + (f"; published: {row.claim.published}" if row.claim.published else "")
+            + (f". {row.why}" if row.why else ""),
             markup=False,
             highlight=False,
             soft_wrap=True,

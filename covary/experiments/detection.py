@@ -31,27 +31,23 @@ _ALIKE = (
     "Foreign and misclassified inputs have nearly the same entropy, and which of them has more "
     "differs from network to network."
 )
+_PAIRS = (
+    ("wrong_right", "misclassified", "correctly classified"),
+    ("foreign_right", "foreign", "correctly classified"),
+    ("foreign_wrong", "foreign", "misclassified"),
+)
 _OOD_CLAIMS = (
     *(
         Claim(
-            says=f"Entropy separates {higher} from {lower} inputs better than MSP and SE do (its "
-            "separability less the larger of theirs in size).",
+            says=f"Entropy has a higher separability of {higher} from {lower} inputs than MSP and "
+            "SE have (by how much, over the larger of theirs).",
             metric=f"separability_{pair}_entropy",
             minus=(f"separability_{pair}_msp", f"separability_{pair}_se"),
-            published="better",
+            published="higher",
             least=0.0,
-            why=why,
+            why=MEAN_KNOWS if pair == "wrong_right" else "",
         )
-        for pair, higher, lower, why in (
-            ("wrong_right", "misclassified", "correctly classified", MEAN_KNOWS),
-            ("foreign_right", "foreign", "correctly classified", ""),
-            (
-                "foreign_wrong",
-                "foreign",
-                "misclassified",
-                f"{_ALIKE} MSP and SE tell them apart, the wrong way round.",
-            ),
-        )
+        for pair, higher, lower in _PAIRS
     ),
     Claim(
         says="Entropy has foreign inputs less certain than misclassified ones (separability).",
@@ -85,11 +81,7 @@ _OOD_BY_ENTROPY = tuple(
         least=0.0,
         why=_ALIKE if pair == "foreign_wrong" else "",
     )
-    for pair, higher, lower in (
-        ("wrong_right", "misclassified", "correctly classified"),
-        ("foreign_right", "foreign", "correctly classified"),
-        ("foreign_wrong", "foreign", "misclassified"),
-    )
+    for pair, higher, lower in _PAIRS
 )
 
 

@@ -32,6 +32,7 @@ from covary.experiments.teacher_student import (
     Layer,
     Stepwise,
     drawn,
+    lessons,
     normal,
     off_diagonal,
     posed,
@@ -82,7 +83,7 @@ def largest(matrix: Tensor) -> Tensor:
 class Depth(NamedTuple):
     """By layer, the input first, each (L + 1, B); rates are (L, B)."""
 
-    deviation: Tensor  # largest element
+    deviation: Tensor  # largest element: of all at the input, of pairs behind it
     covariance: Tensor  # largest element of the teacher's, off the diagonal
     response: Tensor  # largest singular value of the Jacobian from the input, squared
     paper: Tensor
@@ -115,6 +116,15 @@ def idealised(teacher: Stepwise, x: Tensor, input_cov: Tensor) -> Depth:
     for weight, layer in zip(teacher.weights, layers, strict=True):
         deviations.append(propagated(deviations[-1], weight, layer))
     return through(teacher, layers, deviations)
+
+
+def observed(teacher: Stepwise, student: Stepwise, x: Tensor) -> Depth:
+    """A student as it is; like the theorem this looks at pairs, and not at variances."""
+    taught = teacher.layers(x)
+    deviations = [(teacher.input_cov - student.input_cov)[None]]
+    for true, own in zip(taught, student.layers(x), strict=True):
+        deviations.append(off_diagonal(true.cov - own.cov))
+    return through(teacher, taught, deviations)
 
 
 def balanced(teacher: Stepwise, x: Tensor, ratio: float, generator: torch.Generator) -> Stepwise:
@@ -183,18 +193,10 @@ def measure(part: Part, _workshop: Workshop) -> Measured:
 def _trained(settings: Any, generator: torch.Generator) -> tuple[Depth, Depth]:
     """Deviations of a student before and after training."""
     teacher, student = posed(settings, generator)
-    width = settings["widths"][0]
-    x, fresh = normal((settings["inputs"], width), generator), normal((_FRESH, width), generator)
-    target = teacher.output(x)
-    result = trained(student, x, target, steps=settings["steps"], lr=settings["lr"])
-    taught = teacher.layers(fresh)
-    found = []
-    for each in (student, result.student):
-        pairs = zip(taught, each.layers(fresh), strict=True)
-        deviations = [(teacher.input_cov - each.input_cov)[None]]
-        deviations += [true.cov - own.cov for true, own in pairs]
-        found.append(through(teacher, taught, deviations))
-    return found[0], found[1]
+    given = lessons(settings, teacher, generator)
+    fresh = normal((_FRESH, settings["widths"][0]), generator)
+    result = trained(student, given, steps=settings["steps"], lr=settings["lr"])
+    return observed(teacher, student, fresh), observed(teacher, result.student, fresh)
 
 
 def _numbers(depth: Depth, before: Depth | None) -> dict[str, float]:

@@ -45,8 +45,8 @@ class Claim:
     Attributes:
         says: the claim, in a sentence.
         metric: the number's name in ``Measured.metrics``.
-        minus: what is taken off it: another of those numbers, by name; of several, the largest
-            in size; or one for each label.
+        minus: what is taken off it: another of those numbers, by name; of several, the largest;
+            or one for each label.
         label: of which parts, or labels of which; of all of them if empty.
         published: the number as printed, with what the paper compares it with; empty if it has
             none.
@@ -106,8 +106,8 @@ class Claim:
         if isinstance(self.minus, str):
             off: float | None = part["metrics"].get(self.minus)
         elif isinstance(self.minus, tuple):
-            sizes = [each for name in self.minus if (each := part["metrics"].get(name)) is not None]
-            off = max(map(abs, sizes)) if len(sizes) == len(self.minus) else None
+            known = [each for name in self.minus if (each := part["metrics"].get(name)) is not None]
+            off = max(known) if len(known) == len(self.minus) else None
         else:
             off = self.minus.get(part["label"])
         return None if value is None or off is None else value - off
@@ -129,11 +129,14 @@ class Claim:
 
 
 def overall(verdicts: Sequence[str]) -> str | None:
-    """The verdict on several together; None of none."""
+    """The verdict on several together, by the rule for parts of a claim; None of none.
+
+    All hold, or it holds partly: half of them do, where one that holds partly is half of one.
+    """
     if not verdicts:
         return None
-    kinds = set(verdicts)
-    return verdicts[0] if len(kinds) == 1 else PARTLY
+    share = (verdicts.count(HOLDS) + verdicts.count(PARTLY) / 2) / len(verdicts)
+    return HOLDS if share == 1 else PARTLY if share >= 1 / 2 else FAILS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +175,7 @@ class Experiment:
                 raise ValueError(f"{self.name} has a part twice at scale {scale}.")
 
     def verdict(self, record: Mapping[str, Any]) -> str:
-        """Whether all of its claims hold, some or none, of those that were measured.
+        """Whether its claims hold, all of them or half, of those that were measured.
 
         Results at scale smoke show that it runs, and nothing about claims.
         """
@@ -182,7 +185,7 @@ class Experiment:
         found = [claim.verdict(record) for claim in claims]
         known = [each for each in found if each is not None]
         verdict = overall(known) or "not measured"
-        if verdict == PARTLY:
+        if len(set(known)) > 1:
             partly = known.count(PARTLY)
             some = f", {partly} partly" if partly else ""
             verdict += f" ({known.count(HOLDS)} of {len(known)} claims hold{some})"

@@ -23,6 +23,7 @@ from covary.experiments.experiment import Measured, Part
 from covary.experiments.teacher_student import (
     Layer,
     Stepwise,
+    lessons,
     normal,
     off_diagonal,
     posed,
@@ -73,15 +74,15 @@ def errors(teacher: Stepwise, student: Stepwise, x: Tensor) -> dict[str, list[fl
 def measure(part: Part, _workshop: Workshop) -> Measured:
     """Train a student on its teacher's output means; compare all layers, on fresh inputs.
 
-    Settings: those of ``posed``, ``inputs``, ``steps``, ``lr``.
+    Settings: those of ``posed`` and ``lessons``, ``steps``, ``lr``.
     """
     settings = part.settings
     generator = torch.Generator().manual_seed(part.seed)
     teacher, student = posed(settings, generator)
-    width = settings["widths"][0]
-    x, fresh = normal((settings["inputs"], width), generator), normal((_FRESH, width), generator)
+    given = lessons(settings, teacher, generator)
+    fresh = normal((_FRESH, settings["widths"][0]), generator)
     before = errors(teacher, student, fresh)
-    result = trained(student, x, teacher.output(x), steps=settings["steps"], lr=settings["lr"])
+    result = trained(student, given, steps=settings["steps"], lr=settings["lr"])
     after = errors(teacher, result.student, fresh)
     numbers: dict[str, float | None] = {
         "loss_left": result.losses[-1] / result.losses[0],

@@ -168,6 +168,11 @@ def best_of_others(name: str) -> float:
     return max(row.cells[name].mean for row in OTHERS)
 
 
+def last_of_others(name: str) -> float:
+    """The lowest of what the paper compares itself with."""
+    return min(row.cells[name].mean for row in OTHERS)
+
+
 def above_others(kind: str) -> str:
     """In how many sets the paper's own cell is above all that it compares with, in words."""
     above = [OWN[kind].cells[name].mean > best_of_others(name) for name in SETS]

@@ -15,6 +15,7 @@ that equation, in the space that has a coordinate more: a is the weight of the u
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -40,6 +41,8 @@ from covary.nn import Activation, Linear, Noise
 # Inputs that the expected gradient is taken over, and how often that is done.
 _INPUTS = 1000
 _LOOKS = 60
+# Steps of few samples make the gradient go up and down: it is averaged over the last looks.
+_LAST_LOOKS = 10
 
 
 def library_gradient(student: Stepwise, x: Tensor, target: Tensor) -> list[Tensor]:
@@ -213,7 +216,7 @@ def measure(part: Part, workshop: Workshop) -> Measured:
         largest = max(largest, apart)
         if len(looks["difference"]) < len(looks["step"]):
             looks["difference"].append(apart)
-    last = norm(smuc_gradient(student, looked_at, expected)[1])
+    last = fmean(looks["gradient"][-_LAST_LOOKS:])
     numbers: dict[str, float] = {
         "difference": largest,
         "gradient_left": last / looks["gradient"][0],

@@ -54,10 +54,13 @@ def reproduce(
         "scale": scale,
         "config": store.configuration(experiment, scale),
     }
-    before = store.load(results, experiment.name) if len(chosen) < len(wanted) else None
+    # What was there says how parts that are not measured now were measured.
+    partly = len(chosen) < len(wanted) or not (measured.parts or overwrite)
+    before = store.load(results, experiment.name) if partly else None
     carried = store.carried(before, of_what)
     trained: dict[str, float] = dict(before.get("trainings", {})) if before and carried else {}
     sittings = store.sittings(before) if before and carried else []
+    this = {**measured._asdict(), "seconds": round(elapsed, 1)}
     parts, missing = [], []
     for part in wanted:
         found = measuring.kept(experiment, part, workshop) or carried.get((part.label, part.seed))
@@ -75,7 +78,7 @@ def reproduce(
         "training_seconds": round(sum(trained.values()), 1),
         "trainings": trained,
         # What commands measured one after another, and how long each took by the clock.
-        "sittings": [*sittings, {**measured._asdict(), "seconds": round(elapsed, 1)}],
+        "sittings": [*sittings, *([this] if measured.parts or not sittings else [])],
         "seeds": sorted({part["seed"] for part in parts}),
         "missing": missing,
         "parts": [

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import count, islice, pairwise, repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -145,7 +145,7 @@ def posed(settings: Mapping[str, Any], generator: torch.Generator) -> tuple[Step
     The teacher's input covariance is random, the student's is a multiple of the identity. Settings:
     ``widths``, ``readout``, ``input_variance`` (average, of both), ``noise`` (of both) and
     ``start``: ``"random"``, or ``"near"`` for the teacher's parameters with a tenth of their spread
-    added, or ``"informed"`` for that and the teacher's noise.
+    added; ``"random-informed"`` and ``"near-informed"`` students have the teacher's noise.
     """
     widths, readout = settings["widths"], settings["readout"]
     known, assumed = settings["input_variance"]
@@ -160,20 +160,46 @@ def posed(settings: Mapping[str, Any], generator: torch.Generator) -> tuple[Step
         noise=settings["noise"][1],
         readout=readout,
     )
-    if settings["start"] != "random":
+    start, _, informed = settings["start"].partition("-")
+    if start == "near":
         student = student.with_parameters(
             [each + 0.1 * each.std() * normal(each.shape, generator) for each in teacher.parameters]
         )
-    if settings["start"] == "informed":
+    if informed:
         student = replace(student, input_cov=teacher.input_cov, noise=teacher.noise)
     return teacher, student
+
+
+class Lesson(NamedTuple):
+    """What a student is shown at a step."""
+
+    x: Tensor  # (B, m)
+    target: Tensor  # (B, n) the teacher's output means
+
+
+def lessons(
+    settings: Mapping[str, Any], teacher: Stepwise, generator: torch.Generator
+) -> Iterator[Lesson]:
+    """Without end: the same ``inputs`` at each step, or ``batch`` fresh ones.
+
+    A student that sees no input twice cannot fit those it has seen and miss others.
+    """
+    width = settings["widths"][0]
+
+    def lesson(size: int) -> Lesson:
+        x = normal((size, width), generator)
+        return Lesson(x, teacher.output(x))
+
+    if "batch" in settings:
+        return (lesson(settings["batch"]) for _ in count())
+    return repeat(lesson(settings["inputs"]))
 
 
 class Trained(NamedTuple):
     """A student after training, and how it went."""
 
     student: Stepwise
-    losses: list[float]
+    losses: list[float]  # of each step's lesson
     gradients: list[float]  # norms of the SMUC gradient
 
 
@@ -194,12 +220,12 @@ def norm(gradient: Sequence[Tensor]) -> float:
     return math.sqrt(sum(each.square().sum().item() for each in gradient))
 
 
-def trained(student: Stepwise, x: Tensor, target: Tensor, *, steps: int, lr: float) -> Trained:
-    """Train by SMUC on all inputs at once: Adam, its rate going down to 0 along a cosine."""
+def trained(student: Stepwise, given: Iterable[Lesson], *, steps: int, lr: float) -> Trained:
+    """Train by SMUC, a lesson at each step: Adam, its rate going down to 0 along a cosine."""
     parameters = [each.clone().requires_grad_() for each in student.parameters]
     optimizer = torch.optim.Adam(parameters, lr=lr)
     losses, gradients = [], []
-    for step in range(steps):
+    for step, (x, target) in enumerate(islice(given, steps)):
         for group in optimizer.param_groups:
             group["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / steps))
         loss = loss_of(student.with_parameters(parameters).output(x), target)

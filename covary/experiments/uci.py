@@ -23,17 +23,12 @@ _RECIPE = {
 }
 _FEW_EPOCHS = {"epochs": 20}  # where sets are large, as in the paper
 _PROTEIN = {"data": "protein-tertiary-structure", "splits": 5}
-# Noises around those of the recipe that held-out data chose, where these were too far apart; and
-# every one of them on whole training parts, to see what a choice by the test score is worth.
-_BOSTON = {"noises": [0.15, 0.2, 0.25, 0.3, 0.4, 0.5], "every": True}
-_ENERGY = {"noises": [0.06, 0.08, 0.1, 0.12, 0.15, 0.2], "every": True}
-_LOG_YACHT = {"noises": [0.08, 0.1, 0.13, 0.16, 0.2, 0.3], "every": True}
 # What differs, by label.
 _SETS: dict[str, dict[str, Any]] = {
-    "boston-housing": {"data": "boston-housing", **_BOSTON},
+    "boston-housing": {"data": "boston-housing"},
     "concrete": {"data": "concrete"},
     "kin8nm": {"data": "kin8nm"},
-    "energy": {"data": "energy", **_ENERGY},
+    "energy": {"data": "energy"},
     "power-plant": {"data": "power-plant", **_FEW_EPOCHS},
     "protein": {**_PROTEIN, **_FEW_EPOCHS},
     "wine-quality-red": {"data": "wine-quality-red"},
@@ -42,7 +37,16 @@ _SETS: dict[str, dict[str, Any]] = {
 # As the paper has them, to compare with its own cells. Some targets of protein are 0.
 _LOGARITHMS: dict[str, dict[str, Any]] = {
     "protein, log targets": {**_SETS["protein"], "targets": "log1p"},
-    "yacht, log targets": {**_SETS["yacht"], "targets": "log", **_LOG_YACHT},
+    "yacht, log targets": {**_SETS["yacht"], "targets": "log"},
+}
+_RECIPES = _SETS | _LOGARITHMS
+# Noises around those of the recipe that held-out data chose; and every one of them on whole
+# training parts, to see what a choice by the test score is worth. For sets that were seen to miss
+# the paper's cells with the noises that all have, so that these are not what is judged.
+_CLOSER_NOISES = {
+    "boston-housing": [0.15, 0.2, 0.25, 0.3, 0.4, 0.5],
+    "energy": [0.06, 0.08, 0.1, 0.12, 0.15, 0.2],
+    "yacht, log targets": [0.08, 0.1, 0.13, 0.16, 0.2, 0.3],
 }
 _OURS = {
     "hidden": [50, 50],
@@ -92,16 +96,29 @@ def calibrated(name: str) -> str:
     return f"{name}, calibrated"
 
 
+def closer(label: str) -> str:
+    """The label of the part with noises of its own for a set."""
+    return f"{label}, closer noises"
+
+
 def _parts(changes: Mapping[str, Any], few: Sequence[str] = ()) -> tuple[Part, ...]:
     """Parts of the main table: the paper's recipe, and ours; of some sets, or of all."""
     keys = set(_RECIPE) & set(changes)
     recipe = {key: changes[key] for key in keys}
     ours = {key: changes[key] for key in set(_OURS) & set(changes)}
     chosen = few or tuple(_SETS)
-    logs = [label for label in _LOGARITHMS if label.split(",")[0] in chosen]
+    labels = [label for label in _RECIPES if label.split(",")[0] in chosen]
     return (
-        *(Part(name, 0, {**_RECIPE, **_SETS[name], **recipe}) for name in chosen),
-        *(Part(label, 0, {**_RECIPE, **_LOGARITHMS[label], **recipe}) for label in logs),
+        *(Part(label, 0, {**_RECIPE, **_RECIPES[label], **recipe}) for label in labels),
+        *(
+            Part(
+                closer(label),
+                0,
+                {**_RECIPE, **_RECIPES[label], "noises": noises, "every": True, **recipe},
+            )
+            for label, noises in _CLOSER_NOISES.items()
+            if label in labels
+        ),
         *(
             Part(
                 calibrated(name),
@@ -133,7 +150,7 @@ def _with_check(parts: Sequence[Part], check: Mapping[str, Any]) -> tuple[Part, 
     return tuple(
         Part(part.label, part.seed, {**part.settings, **check})
         for part in parts
-        if "members" not in part.settings
+        if part.label in _RECIPES
     )
 
 
@@ -155,9 +172,10 @@ _WINE = (
 )
 _TWICE = " Many rows of this set are there twice, which helps whatever knows them again."
 _SHORT = (
-    "The paper chose activation, covariance and noise by the test score. What the same networks "
-    "give when they are chosen so is judged below by the same bound; what is missing here is what "
-    "that choice is worth. The table has on how many of our splits the published number is reached."
+    "The paper chose activation, covariance and noise by the test score. What such networks give "
+    "when they are chosen so, among closer noises, is judged below by the same bound; what is "
+    "missing here is what that choice is worth. The table has on how many of our splits the "
+    "published number is reached."
 )
 
 
@@ -165,52 +183,58 @@ _SHORT = (
 _ASKED = tuple(name for name in _SETS if name not in published.LOG_TARGETS)
 
 
+# Labels of the paper's own cells.
+_CELLS = (*_ASKED, *_LOGARITHMS)
+
+
+def _published(label: str) -> float:
+    return published.best_own(label.split(",")[0])
+
+
 def _best_claims() -> list[Claim]:
     return [
         Claim(
-            says=f"{name}: the best of MNN and dMNN is as high, or within 0.05.",
+            says=f"{label}: the best of MNN and dMNN is as high, or within 0.05.",
             metric="best",
-            label=name,
-            published=f"{published.best_own(name):.2f}",
-            least=published.best_own(name) - 0.05,
-            why=_WINE if name == "wine-quality-red" else _SHORT,
+            label=label,
+            published=f"{_published(label):.2f}",
+            least=_published(label) - 0.05,
+            why=_WINE if label == "wine-quality-red" else _SHORT,
         )
-        for name in _ASKED
+        for label in _CELLS
+    ]
+
+
+def _closer_claims() -> list[Claim]:
+    return [
+        Claim(
+            says=f"{label}, closer noises: {words}, is as high, or within 0.05.",
+            metric=metric,
+            label=closer(label),
+            published=f"{_published(label):.2f}",
+            least=_published(label) - 0.05,
+            ours=True,
+            why=_SHORT if metric == "best" else "",
+        )
+        for label in _CLOSER_NOISES
+        for metric, words in (
+            ("best", "the best of MNN and dMNN, chosen on held-out data"),
+            ("chosen by the test score, whole", "the best of them, chosen by the test score"),
+        )
     ]
 
 
 def _peeking_claims() -> list[Claim]:
-    recipes = _SETS | _LOGARITHMS
     return [
         Claim(
             says=f"{label}: activation, covariance and noise chosen by the test score, of networks "
-            + (
-                "trained on all, as ours; as high, or within 0.05."
-                if whole
-                else "that have not seen the fifth that is held out."
-            ),
-            metric="chosen by the test score" + (", whole" if whole else ""),
+            "that have not seen the fifth that is held out.",
+            metric="chosen by the test score",
             label=label,
-            published=f"{published.best_own(label.split(',')[0]):.2f}",
-            least=published.best_own(label.split(",")[0]) - 0.05 if whole else None,
+            published=f"{_published(label):.2f}",
             ours=True,
         )
-        for label in (*_ASKED, *_LOGARITHMS)
-        for whole in [bool(recipes[label].get("every"))]
-    ]
-
-
-def _log_claims() -> list[Claim]:
-    return [
-        Claim(
-            says=f"{label}: the best of MNN and dMNN; as high, or within 0.05.",
-            metric="best",
-            label=label,
-            published=f"{published.best_own(label.split(',')[0]):.2f}",
-            least=published.best_own(label.split(",")[0]) - 0.05,
-            why=_SHORT,
-        )
-        for label in _LOGARITHMS
+        for label in _CELLS
     ]
 
 
@@ -220,8 +244,7 @@ def _correlation_claims() -> list[Claim]:
             says=f"MNN is superior to dMNN in most cases ({activation}).",
             metric=f"gain of correlations, {activation}",
             published=published.with_correlations_above(activation),
-            # The cells that the paper has.
-            label=(*_ASKED, *_LOGARITHMS),
+            label=_CELLS,
             least=0.0,
             majority=True,
             why="Both are the same trained network: with one hidden layer correlations do not "
@@ -246,6 +269,21 @@ def _superior_claims() -> list[Claim]:
             "above theirs, some are of logarithms; of wine's see below.",
         )
         for kind, row in published.OWN.items()
+    ]
+
+
+def _comparable_claims() -> list[Claim]:
+    return [
+        Claim(
+            says="The best of MNN and dMNN is comparable to PBP, MNVI, DVI, ensembles and MC "
+            "dropout in most sets (by how much it is above the last of them; raw targets).",
+            metric="best",
+            minus={name: published.last_of_others(name) for name in _SETS},
+            label=tuple(_SETS),
+            published="comparable",
+            least=0.0,
+            majority=True,
+        )
     ]
 
 
@@ -309,30 +347,32 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         about="Log-likelihood per sample in the units of the target, on the published splits. The "
         "paper's recipe (one hidden layer of 50, no noise in it, Adam, squared error) with the "
         "noise at the input chosen per split on a fifth of the training part that was held out; "
-        "the network is then trained once more on all of it. The paper chose among smaller noises, "
-        "by the test score. Six noises are tried, 0.05 to 1; for boston, energy and the logarithms "
-        "of yacht six closer ones, around those that held-out data had chosen among these. 'Best' "
+        "the network is then trained once more on all of it. The paper chose among smaller "
+        "noises, by the test score. Six noises are tried, 0.05 to 1, the same for all sets. For "
+        "boston, energy and the logarithms of yacht, which miss the paper's cells with these, six "
+        "closer ones are tried too, around those that held-out data had chosen: these were looked "
+        "for after the test scores were known, and are rows of ours that do not count. 'Best' "
         "takes, on each split, the activation, noise and covariance with the highest held-out "
-        "likelihood. With one hidden layer MNN and dMNN are trained "
-        "alike: the variances before the activation are sigma^2 |w|^2 for all samples, with or "
-        "without correlations, so that correlations reach the output's variance and nothing else; "
-        "each network is trained once and evaluated twice. 'Calibrated' is ours: ensembles of "
-        "larger networks, trained longer, with variance a * (emergent variance) + b * (spread of "
-        "the members' means) + c, the three numbers fitted to held-out training data, one Gaussian "
-        "per sample; c is at least the variance of rounding, since wine has whole numbers as "
-        "targets and many rows twice, and a Gaussian around targets that are hit exactly can have "
-        "any density. Power, protein and wine have sines and cosines of the inputs beside them. "
-        "Sizes and such were chosen on held-out training data of the first splits, whose training "
-        "parts have test samples of other splits in them; weights, noise and calibration never "
-        "see them. The paper's own cells for protein and yacht are of log-transformed targets, "
-        "unlike all other rows; ours are given both ways (protein: log(1 + y), as some targets "
-        "are 0).",
+        "likelihood. With one hidden layer MNN and dMNN are trained alike: the variances before "
+        "the activation are sigma^2 |w|^2 for all samples, with or without correlations, so that "
+        "correlations reach the output's variance and nothing else; each network is trained once "
+        "and evaluated twice. 'Calibrated' is ours: ensembles of larger networks, trained longer, "
+        "with variance a * (emergent variance) + b * (spread of the members' means) + c, the "
+        "three numbers fitted to held-out training data, one Gaussian per sample; c is at least "
+        "the variance of rounding, since wine has whole numbers as targets and many rows twice, "
+        "and a Gaussian around targets that are hit exactly can have any density. Power, protein "
+        "and wine have sines and cosines of the inputs beside them. Sizes and such were chosen on "
+        "held-out training data of the first splits, whose training parts have test samples of "
+        "other splits in them; weights, noise and calibration never see them. The paper's own "
+        "cells for protein and yacht are of log-transformed targets, unlike all other rows; ours "
+        "are given both ways (protein: log(1 + y), as some targets are 0).",
         measure=measure,
         parts=PARTS,
         claims=(
+            *_comparable_claims(),
             *_superior_claims(),
             *_best_claims(),
-            *_log_claims(),
+            *_closer_claims(),
             *_peeking_claims(),
             *_correlation_claims(),
             *_calibrated_claims(),

@@ -62,10 +62,13 @@ _STYLE: dict[Any, Any] = {
     "font.size": 9.0,
     "grid.color": RULE,
     "grid.linewidth": 0.7,
-    "legend.borderaxespad": 0.0,
+    "legend.borderaxespad": 0.6,  # else handles lie on an axis, or words at a picture's edge
     "legend.borderpad": 0.0,
     "legend.columnspacing": 1.6,
+    "legend.edgecolor": "none",
+    "legend.facecolor": "#ffffff",
     "legend.fontsize": 8.5,
+    "legend.framealpha": 0.85,
     "legend.frameon": False,
     "legend.handlelength": 1.8,
     "legend.labelcolor": INK,
@@ -131,8 +134,9 @@ def styled(draw: Callable[Arguments, Drawing]) -> Callable[Arguments, Drawing]:
 
 def lay_out(figure: Figure) -> None:
     """Give the axes all the room that their words leave."""
-    # The figure does not keep the layout engine, which would run again for each file.
-    ConstrainedLayoutEngine(h_pad=0.06, w_pad=0.02).execute(figure)
+    # The figure does not keep the layout engine, which would run again for each file. Labels need
+    # more room to the panel before them than to the edge of the figure.
+    ConstrainedLayoutEngine(h_pad=0.06, w_pad=0.02, wspace=0.05).execute(figure)
 
 
 def canvas(height: float = 3.3, *, rows: Sequence[float] = (1.0,)) -> tuple[Figure, list[Axes]]:
@@ -163,7 +167,14 @@ def head(axes: Axes, title: str, *, columns: int = 2, handles: list[Any] | None 
         gid="title",
     )
     if handles:
-        axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1.03), ncols=columns)
+        axes.legend(
+            handles,
+            labels,
+            loc="lower left",
+            bbox_to_anchor=(0, 1.03),
+            borderaxespad=0.0,
+            ncols=columns,
+        )
 
 
 def _align(figure: Figure) -> None:
@@ -177,6 +188,11 @@ def _align(figure: Figure) -> None:
     legend = axes.get_legend()
     if legend is not None:
         legend.set_bbox_to_anchor((start, 1.03), transform=axes.transAxes)
+
+
+def legend_inside(axes: Axes, **options: Any) -> None:
+    """A legend within the axes: no line of the grid passes through it and for one of its own."""
+    axes.legend(frameon=True, borderpad=0.3, **options)
 
 
 def swatch(label: str, colour: str, dash: str = "-", marker: str = "") -> Line2D:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from covary.report.drawing import BLUE, ORANGE, PURPLE, SLATE, TEAL, Drawing, swatch
+from covary.report.drawing import BLUE, ORANGE, PURPLE, SLATE, TEAL, Drawing, legend_inside, swatch
 from covary.report.reproduction.layout import Record, composed, letter, panels
 
 RIGHT, WRONG = TEAL, ORANGE
@@ -21,11 +22,17 @@ _MARKERS = "os^Dv<>"
 def four_panels(record: Record) -> Drawing:
     """Accuracy and entropy; the last two layers; separability by layer, and against accuracy."""
     parts = record["parts"]
-    figure, (top, last, layers, against) = panels(2, 2)
+    figure, (top, last, layers, against) = panels(2, 2, height=5.8)
     _training(top, parts)
     _last_two(last, parts[0])
     _by_layer(layers, parts)
     _against_accuracy(against, parts)
+    groups = [
+        swatch("right predictions", RIGHT, "", "s"),
+        swatch("wrong predictions", WRONG, "", "s"),
+    ]
+    handles = [*groups, *_swatches(parts)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     numbers = [part["metrics"] for part in parts]
     return Drawing(
         name=record["experiment"],
@@ -33,8 +40,9 @@ def four_panels(record: Record) -> Drawing:
         f"{_range(numbers, 'separability')}; R squared of separability against accuracy is "
         f"{_range(numbers, 'r_squared')}.",
         caption="a: test accuracy through training, one line for each network, and entropy of the "
-        f"output for right and wrong predictions ({_named(parts[0])}; bands are half a standard "
-        "deviation over inputs). b: entropy in the last two layers of that network at the end. "
+        f"output for right and wrong predictions ({_named(parts[0])}; bands reach half a standard "
+        "deviation over inputs to each side). b: entropy in the last two layers of that network at "
+        "the end; first and last bins have also what is beyond. "
         "c: separability of wrong from right predictions by layer. d: separability at the output "
         "against accuracy, one point for each epoch that was looked at, with lines of regression; "
         "markers are seeds.",
@@ -65,8 +73,6 @@ def _training(axes: Axes, parts: Sequence[Record]) -> None:
         axes.minorticks_off()
     else:
         axes.locator_params(axis="x", integer=True)
-    handles = [swatch("right", RIGHT, "--"), swatch("wrong", WRONG, "--"), *_swatches(parts)]
-    axes.legend(handles=handles, loc="lower right", ncols=len(handles) // 2)
 
 
 def _last_two(axes: Axes, part: Record) -> None:
@@ -93,25 +99,24 @@ def _last_two(axes: Axes, part: Record) -> None:
                 step="mid",
                 lw=0.8,
             )
-    axes.set_yticks(range(len(found)), list(found), va="bottom")
+    # Broken into lines: a long name would take its room from all panels.
+    names = [textwrap.fill(name, 12) for name in found]
+    axes.set_yticks(range(len(found)), names, va="bottom")
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("entropy, in deviations of right predictions")
-    axes.set_xlim(-4, 6)
-    axes.legend(handles=[swatch("right", RIGHT), swatch("wrong", WRONG)], loc="upper right")
 
 
 def _by_layer(axes: Axes, parts: Sequence[Record]) -> None:
     letter(axes, "c", "separability by layer")
     for part, colour in zip(parts, _cycled(parts), strict=True):
         values = part["series"]["separability_by_layer"]
-        axes.plot(range(1, len(values) + 1), values, color=colour, marker=_marker(part), ms=3.5)
+        places = range(1, len(values) + 1)
+        axes.plot(places, values, color=colour, marker=_marker(part), ms=3.5, lw=1.2)
     count = len(parts[0]["series"]["layers"])
     axes.set_xticks(range(1, count + 1), [*map(str, range(1, count)), "output"])
     axes.axhline(0, color=SLATE, lw=0.7)
     axes.set_xlabel("layer")
-    axes.set_ylabel("separability, wrong and right")
-    if handles := _swatches(parts):
-        axes.legend(handles=handles, loc="best")
+    axes.set_ylabel("separability of wrong from right")
 
 
 def _against_accuracy(axes: Axes, parts: Sequence[Record]) -> None:
@@ -133,10 +138,13 @@ def _against_accuracy(axes: Axes, parts: Sequence[Record]) -> None:
         for label in _labels(parts)
     }
     handles = [
-        swatch(f"{label + ', ' if label else ''}R² {found}", colour, "--")
+        swatch(f"{label + ', ' if label else ''}R² {found}", colour, "")
         for (label, found), colour in zip(by_label.items(), _COLOURS, strict=False)
     ]
-    axes.legend(handles=handles, loc="best")
+    # Words in the colours of lines, without samples of these, which would look like one more.
+    legend_inside(
+        axes, handles=handles, loc="best", labelcolor="linecolor", handlelength=0, handletextpad=0
+    )
 
 
 def _swatches(parts: Sequence[Record]) -> list[Line2D]:
@@ -178,12 +186,12 @@ def _range(numbers: Sequence[Mapping[str, float | None]], key: str) -> str:
 @composed
 def with_and_without(record: Record) -> Drawing:
     """Accuracy through training and separability by layer, with correlations and without."""
-    figure, (accuracy, separability) = panels(1, 2, height=2.9)
+    figure, (accuracy, separability) = panels(1, 2, height=3.2)
     letter(accuracy, "a", "accuracy through training")
     letter(separability, "b", "separability by layer")
     kinds = {"with": BLUE, "without": ORANGE}
     for part in record["parts"]:
-        style: dict[str, Any] = {"ls": "--" if part["label"] == "shared" else "-", "lw": 1.1}
+        style: dict[str, Any] = {"ls": _dash(part["label"]), "lw": 1.1}
         for kind, colour in kinds.items():
             series = part["series"][kind]
             accuracy.plot(series["epochs"], series["accuracy"], color=colour, **style)
@@ -193,13 +201,15 @@ def with_and_without(record: Record) -> Drawing:
     count = len(series["layers"])
     separability.set_xticks(range(1, count + 1), [*map(str, range(1, count)), "output"])
     separability.set_xlabel("layer")
-    separability.set_ylabel("separability, wrong and right")
+    separability.set_ylabel("separability of wrong from right")
     accuracy.set_xlabel("epoch")
     accuracy.set_ylabel("test accuracy")
     handles = [swatch(f"{kind} correlations", colour) for kind, colour in kinds.items()]
-    accuracy.legend(handles=handles, loc="lower right")
+    labels = _labels(record["parts"])
+    if len(labels) > 1:
+        handles += [swatch(label, SLATE, _dash(label)) for label in labels]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     numbers = [part["metrics"] for part in record["parts"]]
-    labels = {part["label"] for part in record["parts"]}
     return Drawing(
         name=record["experiment"],
         alt=f"Accuracy without correlations is {_range(numbers, 'accuracy_without')}, with them "
@@ -210,6 +220,10 @@ def with_and_without(record: Record) -> Drawing:
         + (" Dashed: label shared." if "shared" in labels else ""),
         figure=figure,
     )
+
+
+def _dash(label: str) -> str:
+    return "--" if label == "shared" else "-"
 
 
 FIGURES: dict[str, Callable[[Record], Drawing]] = {

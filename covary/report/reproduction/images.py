@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from covary.experiments.images import (
     ACTIVATIONS,
@@ -29,14 +30,15 @@ _TITLES = {
 _NONE = "-"
 _NOT_RUN = "not run"
 _SAME = " [M]"
-_RINGS = "Rings: the same network, trained with one covariance per sample. "
+_AGAIN = "Hollow: no networks of their own, but those of MNN, evaluated without correlations. "
+_RINGS = "Rings: networks of the same seeds, trained with one covariance per sample. "
 
 
 def table(record: Record) -> Table:
     """Accuracy of MNN and dMNN, ours and published, beside the methods that the paper cites."""
     columns = [(kind, activation) for activation in ACTIVATIONS for kind in KINDS]
     methods = list(CITED["mnist"])
-    same = {each["label"] for each in record["config"] if borrowed(each["settings"])}
+    same = _same(record)
     rows = []
     for data, title in _TITLES.items():
         labels = [label_of(data, kind, activation) for kind, activation in columns]
@@ -84,6 +86,11 @@ def shared_table(record: Record) -> Table:
     )
 
 
+def _same(record: Record) -> set[str]:
+    """The labels of cells without networks of their own."""
+    return {each["label"] for each in record["config"] if borrowed(each["settings"])}
+
+
 def _heading(kind: str, activation: str) -> str:
     return f"{kind} ({activation[0].upper()})"
 
@@ -126,6 +133,7 @@ def accuracies(record: Record) -> Drawing:
     measured = {part["label"].split()[0] for part in record["parts"]}
     shown = [data for data in _TITLES if data in measured]
     figure, axes = panels(1, len(shown), height=2.6 if shared else 3.4)
+    same = _same(record)
     said = []
     for place, (data, each) in enumerate(zip(shown, axes, strict=True)):
         letter(each, "abcd"[place], _TITLES[data])
@@ -135,18 +143,23 @@ def accuracies(record: Record) -> Drawing:
             _published(each, row, cell, ORANGE if name in published[data] else SLATE)
             parts = _parts(record, f"{data} {name}")
             found, beside = _values(parts, "accuracy"), _values(parts, "accuracy_per_sample")
-            each.plot(found, [row] * len(found), "o", color=BLUE, ms=4.5, alpha=0.8)
+            face = "none" if f"{data} {name}" in same else BLUE
+            each.plot(found, [row] * len(found), "o", color=BLUE, mfc=face, ms=4.5, alpha=0.8)
             each.plot(beside, [row] * len(beside), "o", color=BLUE, ms=8, mfc="none", mew=0.8)
             if found:
                 mean = f"{statistics.fmean(found):.2f}"
-                said.append(f"{_TITLES[data]} {name} {mean}, published {cell}")
+                again = " (MNN's networks)" if f"{data} {name}" in same else ""
+                said.append(f"{_TITLES[data]} {name} {mean}{again}, published {cell}")
         each.set_ylim(len(names) - 0.5, -0.5)
         each.set_yticks(range(len(names)), [_short(name) for name in names] if place == 0 else [])
         each.tick_params(axis="y", length=0)
         each.locator_params(axis="x", nbins=4)
         each.set_xlabel("test accuracy (%)")
+    hollow = any(part["label"] in same for part in record["parts"])
     handles = [
         swatch("ours, a network each", BLUE, "", "o"),
+        *([_ring("ours, MNN's networks again", 4.5)] if hollow else []),
+        *([_ring("ours, one covariance per sample", 8.0)] if shared else []),
         swatch("the paper's", ORANGE, "", "D"),
         *([] if shared else [swatch("cited by the paper", SLATE, "", "D")]),
     ]
@@ -157,9 +170,16 @@ def accuracies(record: Record) -> Drawing:
         caption="Test accuracy of mixed networks behind a modified LeNet5"
         f"{', trained with one covariance per mini-batch' if shared else ''}: ours beside the "
         "published averages, whose bars are standard deviations over 20 runs. "
-        f"{_RINGS if shared else ''}Each panel has a scale of its own.",
+        f"{_AGAIN if hollow else ''}{_RINGS if shared else ''}Each panel has a scale of its own.",
         figure=figure,
     )
+
+
+def _ring(label: str, size: float) -> Line2D:
+    entry = swatch(label, BLUE, "", "o")
+    entry.set_markersize(size)
+    entry.set_markerfacecolor("none")
+    return entry
 
 
 def _published(axes: Axes, row: int, cell: str, colour: str) -> None:

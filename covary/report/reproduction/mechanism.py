@@ -11,7 +11,7 @@ from covary.report.drawing import BLUE, INK, ORANGE, SLATE, TEAL, Drawing, swatc
 from covary.report.reproduction.layout import Record, composed, letter, panels
 from covary.report.reproduction.words import spread
 
-# Least and most area of a bubble, in square points.
+# Least and most area of a mark, in square points.
 _AREAS = (2.0, 34.0)
 
 
@@ -26,17 +26,20 @@ def mechanism(record: Record) -> Drawing:
     _samples(axes[1], shown["samples"])
     _distances(axes[2], shown["samples"], [part["series"]["bins"] for part in parts])
     first = parts[0]["metrics"]
+    told = (
+        f"r in bins {first['binned_correlation']:.2f}\nby sample {first['sample_correlation']:.2f}"
+    )
     axes[2].text(
         0.97,
         0.96,
-        f"r in bins {first['binned_correlation']:.2f}\nby sample {first['sample_correlation']:.2f}",
+        told.replace("-", "\N{MINUS SIGN}"),
         transform=axes[2].transAxes,
         ha="right",
         va="top",
         fontsize=8,
     )
     letter(axes[0], "a", "entropy in the plane")
-    letter(axes[1], "b", "samples")
+    letter(axes[1], "b", "samples, size by entropy")
     letter(axes[2], "c", "entropy and distance")
     figure.legend(
         handles=[
@@ -45,7 +48,7 @@ def mechanism(record: Record) -> Drawing:
             swatch("wrong", ORANGE, "", "x"),
             swatch("averages in bins", BLUE, "-", "o"),
         ],
-        loc="outside lower right",
+        loc="outside lower center",
         ncols=4,
     )
     numbers = {
@@ -62,9 +65,9 @@ def mechanism(record: Record) -> Drawing:
         alt="; ".join(f"{name} {value}" for name, value in numbers.items()) + ".",
         caption="a: output entropy (colours, in nats) and the boundary that the network learned "
         "(black line), with the axes, which are the true one (dotted). b: fresh samples of class A "
-        "and B, all that are wrong (crosses) and some of the others; larger bubbles have more "
+        "and B, all that are wrong (crosses) and some of the others; larger marks have more "
         "entropy. c: entropy against the distance to the axes, of these samples and averaged in "
-        f"bins over all of them; each line is one of {len(parts)} networks, a to c are of the "
+        f"bins over all of them; each line is one of {len(parts)} networks, all else is of the "
         "first.",
         figure=figure,
     )
@@ -102,7 +105,7 @@ def _samples(axes: Axes, samples: Record) -> None:
     for same, colour in ((True, BLUE), (False, TEAL)):
         chosen = ~wrong & ((x1 * x2 > 0) == same)
         axes.scatter(x1[chosen], x2[chosen], area[chosen], color=colour, alpha=0.55, lw=0)
-    axes.scatter(x1[wrong], x2[wrong], 18, color=ORANGE, marker="x", lw=1.0)
+    axes.scatter(x1[wrong], x2[wrong], area[wrong], color=ORANGE, marker="x", lw=0.8)
     for line in (axes.axhline, axes.axvline):
         line(0.0, color=SLATE, lw=0.8, ls=":")
     axes.set_xlim(-3, 3)

@@ -8,7 +8,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.gridspec import GridSpec
 
-from covary.report.drawing import AMBER, BLUE, ORANGE, PURPLE, SLATE, TEAL, Drawing, swatch
+from covary.report.drawing import (
+    AMBER,
+    BLUE,
+    ORANGE,
+    PURPLE,
+    SLATE,
+    TEAL,
+    Drawing,
+    legend_inside,
+    swatch,
+)
 from covary.report.reproduction.layout import (
     Record,
     blank,
@@ -19,11 +29,17 @@ from covary.report.reproduction.layout import (
 )
 
 _GROUPS = {"right": TEAL, "wrong": ORANGE, "foreign": PURPLE}
-_INDICATORS = {"entropy": "entropy (nats)", "msp": "MSP", "se": "softmax entropy (nats)"}
+# Of each indicator, what its axis says, and its short name.
+_INDICATORS = {
+    "entropy": "entropy (nats)",
+    "msp": "MSP: 1 \N{MINUS SIGN} largest softmax",
+    "se": "SE: softmax entropy (nats)",
+}
+_SHORT = {"entropy": "entropy", "msp": "MSP", "se": "SE"}
 _PAIRS = {
-    "wrong_right": "wrong\nright",
-    "foreign_right": "foreign\nright",
-    "foreign_wrong": "foreign\nwrong",
+    "wrong_right": "wrong\nvs right",
+    "foreign_right": "foreign\nvs right",
+    "foreign_wrong": "foreign\nvs wrong",
 }
 _BARS = {"entropy": BLUE, "msp": AMBER, "se": SLATE}
 
@@ -42,24 +58,23 @@ def foreign(record: Record) -> Drawing:
     _bars(axes[4], parts, "auroc", "AUROC")
     axes[4].axhline(0.5, color=SLATE, lw=0.8, ls=":")
     axes[5].axis("off")
-    handles = [swatch(name, colour) for name, colour in _GROUPS.items()]
-    handles += [
-        swatch(name.upper() if name != "entropy" else name, colour, marker="s", dash="")
-        for name, colour in _BARS.items()
-    ]
-    axes[5].legend(handles=handles, loc="center left", title="inputs, indicators")
+    groups = [swatch(f"{name} (a)", colour) for name, colour in _GROUPS.items()]
+    bars = [swatch(f"{_SHORT[name]} (b)", colour, "", "s") for name, colour in _BARS.items()]
+    axes[5].legend(handles=[*groups, *bars], loc="center left")
     first = parts[0]["metrics"]
     return Drawing(
         name=record["experiment"],
         alt="Separability of foreign from right inputs (first network): "
         + ", ".join(
-            f"{name} {first[f'separability_foreign_right_{name}']:.3g}" for name in _INDICATORS
+            f"{words} {first[f'separability_foreign_right_{name}']:.3g}"
+            for name, words in _SHORT.items()
         )
         + ".",
         caption="a: distributions of the three indicators over right and wrong predictions and "
-        "foreign inputs (first network). b: separability of pairs of these groups, and AUROC; "
-        "bars are averages over networks, points are networks. Above 0 (0.5 for AUROC), the first "
-        "of the two groups is the less certain one.",
+        "foreign inputs (first network); first and last bins have also what is beyond. "
+        "b: separability of pairs of these groups, and AUROC; bars are averages over networks, "
+        "points are networks. Above 0 (0.5 for AUROC), the first of the two groups is the less "
+        "certain one.",
         figure=figure,
     )
 
@@ -100,7 +115,7 @@ _LINES = {
 def attacks(record: Record) -> Drawing:
     """Accuracy against epsilon, and box plots of entropy."""
     parts = record["parts"]
-    figure, (accuracy, entropy) = panels(1, 2, height=3.4)
+    figure, (accuracy, entropy) = panels(1, 2, height=3.8)
     letter(accuracy, "c", "accuracy under FGSM")
     letter(entropy, "d", "entropy of the Heaviside MNN")
     for key, (_, colour, dash) in _LINES.items():
@@ -119,7 +134,7 @@ def attacks(record: Record) -> Drawing:
     accuracy.set_xlabel("epsilon (parts of a pixel's range)")
     accuracy.set_ylabel("test accuracy")
     handles = [swatch(words, colour, dash) for words, colour, dash in _LINES.values()]
-    accuracy.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.01, 0.02), fontsize=7.5)
+    figure.legend(handles=handles, loc="outside lower center", ncols=2)
     series = parts[0]["series"]
     boxes = [
         {
@@ -166,18 +181,19 @@ def stochastic(record: Record) -> Drawing:
     image = figure.add_subplot(grid[0, :2])
     letter(image, "a", "input")
     image.imshow(np.array(series["input"]), cmap="gray_r")
+    image.set_anchor("NW")  # its title is in line with the next one
     image.set_axis_off()
     trace = figure.add_subplot(grid[0, 2:])
     letter(trace, "b", "output in time")
-    for values in series["trace"]:
-        trace.plot(series["times"], values, lw=0.8)
+    for values, colour in zip(series["trace"], _TRACES, strict=False):
+        trace.plot(series["times"], values, color=colour, lw=0.9)
     trace.set_xlabel("time (time constants)")
     trace.set_ylabel("state")
     means, variances = (figure.add_subplot(grid[1, i : i + 3]) for i in (0, 3))
     letter(means, "c", "mean, variance")
     _moments(means, "mean", series, BLUE)
     _moments(variances, "variance", series, ORANGE)
-    means.legend(loc="upper left", fontsize=7.5, handletextpad=0.1, borderaxespad=0.1)
+    legend_inside(means, loc="upper left", fontsize=7.5, handletextpad=0.1)
     _covariances([figure.add_subplot(grid[2, i : i + 2]) for i in (0, 2, 4)], series)
     first = record["parts"][0]["metrics"]
     return Drawing(
@@ -195,6 +211,7 @@ def stochastic(record: Record) -> Drawing:
     )
 
 
+_TRACES = (BLUE, ORANGE, TEAL, PURPLE, AMBER, SLATE)
 # Networks in time, by what results call them.
 _IN_TIME = {"ou-0": "layers at once", "ou-1": "equal constants"}
 
@@ -225,7 +242,9 @@ def _covariances(axes: list[Axes], series: Record) -> None:
         one.set_xticks(range(0, len(table), 3))
         one.set_yticks(range(0, len(table), 3))
         one.set_xlabel("output")
-    axes[-1].figure.colorbar(shown, ax=axes[-1], shrink=0.85, use_gridspec=False)
+    axes[-1].figure.colorbar(
+        shown, ax=axes[-1], shrink=0.85, use_gridspec=False, label="covariance"
+    )
 
 
 FIGURES: dict[str, Callable[[Record], Drawing]] = {

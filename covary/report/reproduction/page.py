@@ -15,28 +15,16 @@ import jinja2
 from markupsafe import Markup, escape
 
 from covary import experiments
-from covary.experiments import Claim, Experiment
-from covary.experiments.experiment import FAILS, HOLDS, PARTLY
+from covary.experiments import Experiment
+from covary.experiments.experiment import HOLDS
 from covary.experiments.store import configuration, sittings
 from covary.experiments.workshop import networks_in
 from covary.report.drawing import Drawing, inline_svg, save
 from covary.report.reproduction.figures import FIGURES, TABLES
 from covary.report.reproduction.table import Table
-from covary.report.reproduction.words import GLOSSARY, bounds, duration, said, spread
+from covary.report.reproduction.words import GLOSSARY, Judged, duration, judged
 
 FIGURE_FOLDER = "figures/reproduction"
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A claim, as a row of the page."""
-
-    claim: Claim
-    says: str
-    counts: str
-    ours: str
-    verdict: str
-    why: str
 
 
 @dataclass(frozen=True)
@@ -56,6 +44,8 @@ class Section:
         record = self.record
         scale = record["scale"] if record else "quick"
         words = ["covary", "reproduce", self.experiment.name, "--scale", scale]
+        if record and (jobs := max((each["jobs"] for each in sittings(record)), default=1)) > 1:
+            words += ["--jobs", str(jobs)]
         if record and self._missing:
             for label in sorted({part["label"] for part in record["parts"]}):
                 words += ["--only", label]
@@ -117,11 +107,11 @@ def _repeats(experiment: Experiment, record: Mapping[str, Any]) -> str:
     counted = [claim.labels for claim in experiment.claims if not claim.ours]
     labels = {label for each in counted for label in each}
     every = Counter(part["label"] for part in record["parts"])
-    judged = every if () in counted else {key: every[key] for key in every if key in labels}
-    numbers = sorted({min(judged.values(), default=0), max(judged.values(), default=0)})
+    counts = every if () in counted else {key: every[key] for key in every if key in labels}
+    numbers = sorted({min(counts.values(), default=0), max(counts.values(), default=0)})
     said = " to ".join(map(str, numbers)) + (" seed" if numbers == [1] else " seeds")
-    beside = sum(every.values()) - sum(judged.values())
-    return f"{said} ({beside} more beside)" if beside else said
+    beside = sum(every.values()) - sum(counts.values())
+    return f"{said}, and {beside} parts of ours" if beside else said
 
 
 def _at_a_time(record: Mapping[str, Any]) -> str:
@@ -162,7 +152,7 @@ def _section(experiment: Experiment, record: Mapping[str, Any] | None) -> Sectio
         + (f"; {experiment.proviso}" if experiment.proviso else "")
         + ("; on a trunk that was trained before" if _borrows(record) else "")
         + _against(experiment, record),
-        tuple(_judged(claim, record) for claim in experiment.claims),
+        tuple(judged(claim, record) for claim in experiment.claims),
         FIGURES[name](record) if name in FIGURES else None,
         TABLES[name](record) if name in TABLES else None,
     )
@@ -183,25 +173,9 @@ def _against(experiment: Experiment, record: Mapping[str, Any]) -> str:
         return ""
     beside = [claim for claim in experiment.claims if claim.ours and not claim.goal]
     verdicts = [claim.verdict(record) for claim in beside]
-    judged = [verdict for verdict in verdicts if verdict is not None]
-    held = judged.count(HOLDS)
-    return f"; of ours {held} of {len(judged)} hold" if held < len(judged) else ""
-
-
-def _judged(claim: Claim, record: Mapping[str, Any]) -> Judged:
-    parts = record["parts"]
-    verdict = claim.verdict(record)
-    why = claim.why if verdict in (PARTLY, FAILS) and record["scale"] != "smoke" else ""
-    if verdict is None:
-        verdict = "shown" if claim.values(parts) else "not measured"
-        if record["scale"] in claim.untested:
-            verdict, why = "not tested", claim.untested[record["scale"]]
-    elif record["scale"] == "smoke":
-        verdict = "not judged"
-    elif verdict == PARTLY or claim.majority or (verdict == FAILS and claim.agreeing(parts)):
-        verdict = f"{verdict}, {claim.agreeing(parts)} of {len(claim.values(parts))}"
-    ours = spread(claim.values(parts))
-    return Judged(claim, said(claim), bounds(claim), ours, verdict, why)
+    known = [verdict for verdict in verdicts if verdict is not None]
+    held = known.count(HOLDS)
+    return f"; of ours {held} of {len(known)} hold" if held < len(known) else ""
 
 
 def write(results: Path, *, markdown: Path, html: Path) -> None:

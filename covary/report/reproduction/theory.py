@@ -236,6 +236,7 @@ _STUDENTS = {
     "layers-informed": "informed",
     "layers-near": "near",
     "layers-random": "random",
+    "layers-random-informed": "random, informed",
 }
 # Errors below this are off the axis: a student that has reached its teacher.
 _ROUNDING = 1e-4
@@ -270,7 +271,7 @@ def theorem_2(record: Record) -> Drawing:
         "seeds, triangles are those far below the axis. One layer: from random weights, and where "
         "the student takes its input to be far too noisy (loud). Two hidden layers (1, 2) and a "
         "readout (out): near the teacher's weights and knowing its noise (informed), near them "
-        "(near), and from random weights (random).",
+        "(near), from random weights (random), and from those but knowing its noise.",
         figure=figure,
     )
 
@@ -361,13 +362,13 @@ def _deep(axes: Sequence[Axes], series: Record, colour: str) -> None:
 
 
 _DEEP_CAPTION = (
-    "a: the largest element of the difference of teacher's and student's covariances, by layer (0 "
-    "is the input). b: by how much it grows from a layer to the next (full lines), and the paper's "
-    "bound r for that (dashed); above 1 (dotted) the bound allows growth. c: partial sums of "
-    "\N{MINUS SIGN}log r, which the theorem needs to grow to infinity. d: the deviation as a part "
-    "of the teacher's largest covariance, with the squared response of means to the input. Each "
-    "line is a seed, of medians over inputs; random and balanced networks have an idealised "
-    "student, trained ones a real one."
+    "a: the largest difference of a covariance between two units of teacher and student, by layer "
+    "(0 is the input, with variances). b: by how much it grows from a layer to the next (full "
+    "lines), and the paper's bound r for that (dashed); above 1 (dotted) the bound allows growth. "
+    "c: partial sums of \N{MINUS SIGN}log r, which the theorem needs to grow to infinity. d: the "
+    "deviation as a part of the teacher's largest covariance, with the squared response of means "
+    "to the input. Each line is a seed, of medians over inputs; random and balanced networks have "
+    "an idealised student, trained ones a real one."
 )
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from covary.experiments import Claim
+from covary.experiments.experiment import FAILS, PARTLY
 
 # What readers of the page may not know, or know otherwise.
 GLOSSARY = {
@@ -73,6 +76,34 @@ def bounds(claim: Claim) -> str:
         return f">= {number(claim.least)}{of_most}"
     assert claim.most is not None  # it has a bound
     return f"<= {number(claim.most)}{of_most}"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim beside what was measured, in words."""
+
+    claim: Claim
+    says: str
+    counts: str
+    ours: str
+    verdict: str
+    why: str
+
+
+def judged(claim: Claim, record: Mapping[str, Any]) -> Judged:
+    """What results say of a claim, and why where it does not hold or cannot be told."""
+    scale, values = record["scale"], claim.values(record["parts"])
+    verdict, agreeing = claim.verdict(record), claim.agreeing(record["parts"])
+    why = claim.why if verdict in (PARTLY, FAILS) and scale != "smoke" else ""
+    if scale in claim.untested:
+        verdict, why = "not tested", claim.untested[scale]
+    elif verdict is None:
+        verdict = "shown" if values else "not tested"
+    elif scale == "smoke":
+        verdict = "not judged"
+    elif verdict == PARTLY or claim.majority or (verdict == FAILS and agreeing):
+        verdict = f"{verdict}, {agreeing} of {len(values)}"
+    return Judged(claim, said(claim), bounds(claim), spread(values), verdict, why)
 
 
 def duration(seconds: float) -> str:
