@@ -141,15 +141,6 @@ def test_entropy_from_samples(draw, expected):
     assert found == pytest.approx(expected, abs=0.015)
 
 
-def test_errors_of_entropy_are_compared_with_what_it_spans(tmp_path):
-    part = Part("", 0, {"side": 5, "samples": 200})
-    square = sensitivity.measure(part, Workshop(folder=tmp_path)).series["square"]
-    linear = np.array(square["linear"])
-    (row,) = sensitivity.EXPERIMENTS
-    (claim,) = (claim for claim in row.claims if claim.metric == "linear_gap")
-    assert claim.most == pytest.approx((linear.max() - linear.min()) / 10)
-
-
 # Covariance activations
 
 PAIRS = [((0.3, -0.8), (1.0, 0.5)), ((-1.5, -1.0), (0.7, 1.2))]

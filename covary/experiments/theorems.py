@@ -31,7 +31,7 @@ def _first(scale: str) -> tuple[Part, ...]:
     return (
         *seeds("one-layer", count, steps=_steps(scale, 2000), **one),
         *seeds("one-layer-noisy", count, steps=_steps(scale, 3000), **noisy),
-        *seeds("layers-one-sample", count, steps=_steps(scale, 5000), batch=1, **several),
+        *seeds("layers-one-sample", count, steps=_steps(scale, 20000), batch=1, **several),
         *seeds("layers-batches", count, steps=_steps(scale, 1000), batch=32, **several),
     )
 
