@@ -91,6 +91,18 @@ def _behind_trained(claims: Sequence[Claim]) -> tuple[Claim, ...]:
     )
 
 
+def _of_three_layers(claims: Sequence[Claim]) -> tuple[Claim, ...]:
+    """The same of networks with three layers of moments, whose order is easily another."""
+    why = (
+        "The last hidden layer and the output differ by little. From the same seed, trained on "
+        "another processor, where sums are rounded otherwise, their order was the other one."
+    )
+    return tuple(
+        replace(claim, why=why) if claim.metric == "separability_rank" else claim
+        for claim in claims
+    )
+
+
 def of_shared(claims: Sequence[Claim], why: str = "") -> tuple[Claim, ...]:
     """The same of networks that are not those of the figure, but of the one about sharing."""
     return tuple(
@@ -264,7 +276,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         f"one covariance per sample in training. {_VGG13}",
         measure=classifiers.measure,
         parts=by_scale(lambda scale: _watch("", scale, networks.cifar10(scale, "relu", "full"))),
-        claims=_four_panels(0.80, "0.6068"),
+        claims=_of_three_layers(_four_panels(0.80, "0.6068")),
     ),
     Experiment(
         name="cifar10-heaviside",
@@ -334,6 +346,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
                 metric="accuracy_drop_on_the_way",
                 published="much slower",
                 least=0.005,
+                why="The two take turns. Accuracy goes up and down from epoch to epoch by more "
+                "than they differ: one network of each kind cannot show a small difference, but "
+                "would show a large one.",
             ),
             Claim(
                 says="Separability is only slightly lower, on average over the layers (by less "
@@ -342,6 +357,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
                 published="slight decrease",
                 least=0.0,
                 most=0.1,
+                why="In the first layer it is higher without correlations, and in the last hidden "
+                "layer the same.",
             ),
             Claim(
                 says="It is so at the output.",
@@ -349,6 +366,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
                 published="slight decrease",
                 least=0.0,
                 most=0.1,
+                why="It is lower there by a little more than that; from one epoch to the next it "
+                "changes by as much with correlations and without.",
             ),
         ),
     ),
