@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from covary.experiments import classifiers, networks
-from covary.experiments.experiment import SCALES, Claim, Experiment, Part, seeds
+from covary.experiments.experiment import SEEDS, Claim, Experiment, Part, by_scale, seeds
 from covary.experiments.workshop import Network
 
-SEEDS = {"smoke": 1, "quick": 1, "paper": 3}
 # Test samples whose hidden layers' entropies are taken.
 _LAYER_SAMPLES = {"smoke": 40, "quick": 500, "paper": 1000}
 _NOISE = (
@@ -40,11 +39,6 @@ _VGG13 = (
 )
 # Of experiments whose networks the paper trains with one covariance per sample.
 SHARED_TOO = "of networks trained with one covariance per mini-batch"
-
-
-def by_scale(make: Callable[[str], Sequence[Part]]) -> dict[str, Sequence[Part]]:
-    """What is measured at each scale."""
-    return {scale: tuple(make(scale)) for scale in SCALES}
 
 
 def _watch(

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from covary import activations
-from covary.experiments.experiment import SCALES, Claim, Experiment, Measured, Part, seeds
+from covary.experiments.experiment import Claim, Experiment, Measured, Part, by_scale, seeds
 from covary.experiments.workshop import Workshop
 
 Floats = NDArray[np.float64]
@@ -209,7 +209,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "noise is taken out, in quadrature."
         ),
         measure=measure,
-        parts={scale: _parts(scale) for scale in SCALES},
+        parts=by_scale(_parts),
         claims=tuple(
             _agreement(name, rho, reference)
             for reference in ("Monte Carlo", "the exact covariance")

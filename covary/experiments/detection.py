@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from covary.experiments import attacked, foreign, networks
-from covary.experiments.classification import MEAN_KNOWS, SEEDS, SHARED_TOO, by_scale, of_shared
-from covary.experiments.experiment import Claim, Experiment, Part, seeds
+from covary.experiments.classification import MEAN_KNOWS, SHARED_TOO, of_shared
+from covary.experiments.experiment import SEEDS, Claim, Experiment, Part, by_scale, seeds
 
 
 def _foreign(scale: str, covariance: str, count: int) -> tuple[Part, ...]:

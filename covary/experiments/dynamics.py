@@ -9,7 +9,15 @@ import numpy as np
 
 from covary.experiments import networks
 from covary.experiments.classification import SHARED_TOO
-from covary.experiments.experiment import SCALES, Claim, Experiment, Measured, Part, seeds
+from covary.experiments.experiment import (
+    SEEDS,
+    Claim,
+    Experiment,
+    Measured,
+    Part,
+    by_scale,
+    seeds,
+)
 from covary.experiments.workshop import Workshop
 from covary.runs import verify
 from covary.runs.verify import OU
@@ -68,7 +76,7 @@ def _shown(arrays: dict[str, np.ndarray], output: str) -> dict[str, Any]:
 def _parts(scale: str, activation: str) -> Sequence[Part]:
     return seeds(
         "",
-        {"smoke": 1, "quick": 1, "paper": 3}[scale],
+        SEEDS[scale],
         network=networks.mnist(scale, activation, "shared").to_dict(),
         copies={"smoke": 1024, "quick": 16_384, "paper": 65_536}[scale],
         duration=60.0,
@@ -137,7 +145,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         + _IN_TIME,
         proviso=SHARED_TOO,
         measure=measure,
-        parts={scale: _parts(scale, "relu") for scale in SCALES},
+        parts=by_scale(lambda scale: _parts(scale, "relu")),
         claims=_claims(),
         revision=1,
     ),
@@ -149,7 +157,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         + _IN_TIME,
         proviso=SHARED_TOO,
         measure=measure,
-        parts={scale: _parts(scale, "heaviside") for scale in SCALES},
+        parts=by_scale(lambda scale: _parts(scale, "heaviside")),
         claims=_claims(
             "A trained Heaviside network is saturated: many units hardly ever switch, and "
             "first-order response to their strongly correlated inputs is far off.",

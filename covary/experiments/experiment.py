@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from covary.experiments.workshop import Workshop
 
 SCALES = ("smoke", "quick", "paper")
+# How many, where nothing else asks for more or fewer.
+SEEDS = {"smoke": 1, "quick": 1, "paper": 3}
 HOLDS, PARTLY, FAILS = "holds", "holds partly", "does not hold"
 
 
@@ -192,6 +194,11 @@ class Experiment:
         if known and len(known) < len(found):
             verdict += f", {len(found) - len(known)} of {len(found)} not tested"
         return verdict
+
+
+def by_scale(make: Callable[[str], Iterable[Part]]) -> dict[str, Sequence[Part]]:
+    """What is measured at each scale."""
+    return {scale: tuple(make(scale)) for scale in SCALES}
 
 
 def seeds(label: str, count: int, **settings: Any) -> tuple[Part, ...]:

@@ -9,7 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from covary.experiments.experiment import SCALES, Claim, Experiment, Measured, Part, seeds
+from covary.experiments.experiment import (
+    SCALES,
+    Claim,
+    Experiment,
+    Measured,
+    Part,
+    by_scale,
+    seeds,
+)
 from covary.experiments.workshop import Network, Workshop
 from covary.models import with_covariance
 from covary.runs import Run
@@ -335,7 +343,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "way; elsewhere dMNN is, at scale `quick`, a network of MNN evaluated without "
         "correlations.",
         measure=measure,
-        parts={scale: tuple(_parts(scale)) for scale in SCALES},
+        parts=by_scale(_parts),
         claims=(
             *_accuracies(PUBLISHED),
             *_leads(),
@@ -356,7 +364,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         about=f"{_ABOUT} At scale `quick` there are {_effort('shared')}. One covariance per "
         f"mini-batch in training, one per sample in evaluation. {_SAME_MEANS}",
         measure=measure_shared,
-        parts={scale: tuple(_shared_parts(scale)) for scale in SCALES},
+        parts=by_scale(_shared_parts),
         claims=(
             *_accuracies(PUBLISHED_SHARED),
             Claim(

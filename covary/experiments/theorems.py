@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from covary.experiments import deviation, learned_moments, riemannian
-from covary.experiments.experiment import SCALES, Claim, Experiment, Part, seeds
+from covary.experiments.experiment import SEEDS, Claim, Experiment, Part, by_scale, seeds
 
-_SEEDS = {"smoke": 1, "quick": 1, "paper": 3}
 # Teacher, student: average variance of the input, and sigma of each layer.
 _WRONG_NOISE = {"input_variance": [0.3, 0.05], "noise": [0.3, 0.5]}
 _ONE_LAYER = {"widths": [10, 8], "readout": False, "start": "random", **_WRONG_NOISE}
@@ -24,7 +23,7 @@ def _steps(scale: str, paper: int) -> int:
 
 
 def _first(scale: str) -> tuple[Part, ...]:
-    count = _SEEDS[scale]
+    count = SEEDS[scale]
     one = {**_ONE_LAYER, "rate": 2.0, "horizon": 200, "noisy": False, "batch": 64}
     noisy = {**_ONE_LAYER, "rate": 1.0, "horizon": 100, "noisy": True, "batch": 256}
     several = {**_SEVERAL_LAYERS, "start": "random", "rate": 0.1, "horizon": 200, "noisy": True}
@@ -37,7 +36,7 @@ def _first(scale: str) -> tuple[Part, ...]:
 
 
 def _second(scale: str) -> tuple[Part, ...]:
-    count = _SEEDS[scale]
+    count = SEEDS[scale]
     one: dict[str, Any] = {**_ONE_LAYER, "inputs": 160, "lr": 0.02, "steps": _steps(scale, 3000)}
     loud = {**one, "input_variance": [0.1, 1.0]}
     # 155 parameters would fit 160 inputs and miss others: every step has fresh ones.
@@ -53,7 +52,7 @@ def _second(scale: str) -> tuple[Part, ...]:
 
 
 def _third(scale: str) -> tuple[Part, ...]:
-    count = _SEEDS[scale]
+    count = SEEDS[scale]
     depth = 4 if scale == "smoke" else 20
     deep = {"widths": [20] * (depth + 1), "input_variance": [0.3, 0.05], "noise": 0.3}
     hidden = 2 if scale == "smoke" else 6
@@ -99,7 +98,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "teacher's: it says nothing about being drawn to those."
         ),
         measure=riemannian.measure,
-        parts={scale: _first(scale) for scale in SCALES},
+        parts=by_scale(_first),
         claims=(
             *(
                 Claim(
@@ -190,7 +189,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "mean m, whatever the covariance."
         ),
         measure=learned_moments.measure,
-        parts={scale: _second(scale) for scale in SCALES},
+        parts=by_scale(_second),
         claims=(
             *(
                 Claim(
@@ -288,7 +287,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "depth as the input is; the squared response to the input is shown beside it."
         ),
         measure=deviation.measure,
-        parts={scale: _third(scale) for scale in SCALES},
+        parts=by_scale(_third),
         claims=(
             *(
                 Claim(
