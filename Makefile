@@ -47,7 +47,7 @@ $(READY): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/covary demo
 
-# A process for each core, tests of one file in one of them: what they train once, they share.
+# A process for each core, four at most; tests of one file stay in one, and share what they train.
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 

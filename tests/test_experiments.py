@@ -27,7 +27,7 @@ from covary.experiments import (
     reproduce,
 )
 from covary.experiments.classifiers import drops
-from covary.experiments.experiment import FAILS, PARTLY, seeds
+from covary.experiments.experiment import FAILS, HOLDS, PARTLY, overall, seeds
 from covary.experiments.statistics import histograms, line
 from covary.report import write_reproduction
 from covary.report.reproduction import page, words
@@ -90,6 +90,35 @@ def test_a_claim_about_most_cases_needs_more_than_half_of_them(tmp_path, least, 
     record = reproduce(trial(), "quick", workshop(tmp_path), results=tmp_path)
     claim = Claim(says="", metric="number", least=least, majority=True)
     assert claim.verdict(record) == verdict
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "together"),
+    [
+        ([HOLDS, HOLDS], HOLDS),
+        ([HOLDS, PARTLY], PARTLY),
+        ([HOLDS, FAILS], PARTLY),
+        ([PARTLY, PARTLY], PARTLY),
+        ([PARTLY, FAILS], FAILS),
+        ([HOLDS, FAILS, FAILS], FAILS),
+        ([], None),
+    ],
+)
+def test_an_experiment_holds_if_all_of_its_claims_do_partly_if_half_of_them_do(verdicts, together):
+    assert overall(verdicts) == together
+
+
+def test_the_verdict_of_an_experiment_counts_its_claims(tmp_path):
+    bounds = (10.0, 11.0, 30.0, 30.0)  # all parts agree, five of six, none, none
+    claims = [Claim(says="", metric="number", least=least) for least in bounds]
+    record = reproduce(trial(), "quick", workshop(tmp_path), results=tmp_path)
+    for count, said in (
+        (1, "holds"),
+        (2, "holds partly (1 of 2 claims hold, 1 partly)"),
+        (3, "holds partly (1 of 3 claims hold, 1 partly)"),
+        (4, "does not hold (1 of 4 claims hold, 1 partly)"),
+    ):
+        assert trial(claims=tuple(claims[:count])).verdict(record) == said
 
 
 def test_numbers_that_are_not_defined_agree_with_no_claim(tmp_path):
@@ -311,7 +340,11 @@ def test_a_head_stands_behind_the_trunk_that_there_is(tmp_path):
     assert len(told) == 2  # neither is trained again
     (tmp_path / "there" / "head-0" / "model.safetensors").unlink()
     moved.trained(head, 0)
-    assert len(told) == 3  # one that was cut short goes on
+    assert len(told) == 3  # goes on from what is kept of it
+    for name in ("model.safetensors", "checkpoint.safetensors"):
+        (tmp_path / "there" / "head-0" / name).unlink()
+    moved.trained(head, 0)
+    assert len(told) == 4  # was cut short before anything was kept
     shutil.rmtree(tmp_path / "there" / "whole-0")
     longer = replace(whole, settings={**settings, "epochs": 2})
     with pytest.raises(RunError, match="head-0 was trained behind another trunk than"):

@@ -55,6 +55,9 @@ def test_results_are_those_of_one_process(tmp_path):
     assert again["parts"] == record["parts"]
     assert again["sittings"] == record["sittings"]  # nothing was measured, that is how it was
     assert "--jobs 2" in page._section(experiment, again).command
+    (tmp_path / "work" / "parts" / "trial" / "alone-0.json").unlink()
+    one_more = reproduce(experiment, "quick", workshop, results=tmp_path)
+    assert [each["parts"] for each in one_more["sittings"]] == [3, 1]
     (tmp_path / "trial.json").unlink()
     from_parts = reproduce(experiment, "quick", workshop, results=tmp_path)
     assert "by the clock" not in page._section(experiment, from_parts).facts["time"]

@@ -133,7 +133,7 @@ class Claim:
 def overall(verdicts: Sequence[str]) -> str | None:
     """The verdict on several together, by the rule for parts of a claim; None of none.
 
-    All hold, or it holds partly: half of them do, where one that holds partly is half of one.
+    It holds if all do, and partly if at least half do, where one that holds partly is half of one.
     """
     if not verdicts:
         return None
@@ -187,7 +187,7 @@ class Experiment:
         found = [claim.verdict(record) for claim in claims]
         known = [each for each in found if each is not None]
         verdict = overall(known) or "not measured"
-        if len(set(known)) > 1:
+        if verdict == PARTLY or len(set(known)) > 1:
             partly = known.count(PARTLY)
             some = f", {partly} partly" if partly else ""
             verdict += f" ({known.count(HOLDS)} of {len(known)} claims hold{some})"

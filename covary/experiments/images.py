@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from covary.experiments.experiment import (
-    SCALES,
     Claim,
     Experiment,
     Measured,
@@ -267,21 +266,20 @@ def _accuracies(published: Mapping[str, Mapping[str, str]]) -> Sequence[Claim]:
 
 
 def _leads() -> Sequence[Claim]:
-    augmented = (
-        "Ours saw random crops and flips, which the paper has for VGG13 and does not mention "
-        "here; what of a lead is theirs is not known."
-    )
+    # The paper has random crops and flips for VGG13, and does not mention them here.
+    augmented = "; ours saw random crops and flips, theirs, by what the paper says, did not"
     return [
         Claim(
             says=f"MNN and dMNN are as accurate on {data} as the best of VarOut, DVI and VBP "
-            f"(points of accuracy above it; -{_COMPARABLE} at least counts as comparable).",
+            f"(points of accuracy above it; -{_COMPARABLE} at least counts as comparable"
+            f"{augmented if _is_colour(data) else ''}).",
             metric="lead",
             label=tuple(
                 label_of(data, kind, activation) for kind in KINDS for activation in ACTIVATIONS
             ),
             published="comparable",
-            least=-_COMPARABLE,
-            untested=dict.fromkeys(SCALES, augmented) if _is_colour(data) else {},
+            least=None if _is_colour(data) else -_COMPARABLE,
+            ours=_is_colour(data),
         )
         for data in _LEAST
     ]

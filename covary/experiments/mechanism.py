@@ -208,11 +208,12 @@ EXPERIMENTS: tuple[Experiment, ...] = (
                 most=0.0,
                 why="Average entropy rises with the distance for half a sigma or so, and falls "
                 "from there on. What is nearest to a boundary is more often near where the two "
-                "cross than what is farther away, and there entropy is low, as the last row says.",
+                "cross than what is farther away, and there entropy is low, as the last row says; "
+                "along the rest of the boundary it is highest on it (a of the figure).",
             ),
             Claim(
-                says="So it is of samples farther than 1 from where the boundaries cross "
-                "(correlation of distance and entropy over single samples).",
+                says="Entropy decreases with the distance, over all distances, of samples farther "
+                "than 1 from where the boundaries cross (correlation over single samples).",
                 metric="away_correlation",
                 most=0.0,
                 ours=True,

@@ -54,8 +54,8 @@ def reproduce(
         "scale": scale,
         "config": store.configuration(experiment, scale),
     }
-    # What was there says how parts that are not measured now were measured.
-    partly = len(chosen) < len(wanted) or not (measured.parts or overwrite)
+    # What was there says how parts that were not measured now were measured.
+    partly = measured.parts < len(wanted) and (bool(only) or not overwrite)
     before = store.load(results, experiment.name) if partly else None
     carried = store.carried(before, of_what)
     trained: dict[str, float] = dict(before.get("trainings", {})) if before and carried else {}

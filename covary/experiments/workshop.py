@@ -107,13 +107,22 @@ class Workshop:
             chosen["trunk_from"] = str(trunk.path.resolve())
         config = resolve(data, dataset, chosen)
         same = run.exists() and not _differences(config, run.config())
-        if same and run.checkpoint_path.exists():
+        begun = run.checkpoint_path.exists()
+        if same and begun:
             # All that a trunk was needed for is in the checkpoint, wherever the trunk was then.
             config = run.config()
         if not (same and run.model_path.exists()):
             self.say(f"Training {network.name}, seed {seed}, into {run.path}.")
             began = time.perf_counter()
-            train(config, dataset, run, resume=True, keep=network.keep, display=self.display())
+            train(
+                config,
+                dataset,
+                run,
+                resume=True,
+                overwrite=same and not begun,  # cut short before there was anything to keep
+                keep=network.keep,
+                display=self.display(),
+            )
             self.spent.append(time.perf_counter() - began)
         if trunk is not None and _trunk_digest(run) != _trunk_digest(trunk):
             raise RunError(

@@ -191,7 +191,7 @@ def _align(figure: Figure) -> None:
 
 
 def legend_inside(axes: Axes, **options: Any) -> None:
-    """A legend within the axes: no line of the grid passes through it and for one of its own."""
+    """A legend within the axes, framed: no line of the grid passes for one of its own."""
     axes.legend(frameon=True, borderpad=0.3, **options)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -185,7 +186,7 @@ def stochastic(record: Record) -> Drawing:
     image.set_axis_off()
     trace = figure.add_subplot(grid[0, 2:])
     letter(trace, "b", "output in time")
-    for values, colour in zip(series["trace"], _TRACES, strict=False):
+    for values, colour in zip(series["trace"], cycle(_TRACES), strict=False):
         trace.plot(series["times"], values, color=colour, lw=0.9)
     trace.set_xlabel("time (time constants)")
     trace.set_ylabel("state")

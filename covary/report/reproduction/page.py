@@ -63,10 +63,7 @@ class Section:
     @property
     def outdated(self) -> bool:
         """Whether the experiment has other settings now than its results were made with."""
-        if self.record is None:
-            return False
-        now = configuration(self.experiment, self.record["scale"])
-        return bool(self.record["config"] != now)
+        return self.record is not None and _is_outdated(self.experiment, self.record)
 
     @property
     def plain_verdict(self) -> str:
@@ -151,11 +148,16 @@ def _section(experiment: Experiment, record: Mapping[str, Any] | None) -> Sectio
         experiment.verdict(record)
         + (f"; {experiment.proviso}" if experiment.proviso else "")
         + ("; on a trunk that was trained before" if _borrows(record) else "")
+        + ("; of other settings than it has now" if _is_outdated(experiment, record) else "")
         + _against(experiment, record),
         tuple(judged(claim, record) for claim in experiment.claims),
         FIGURES[name](record) if name in FIGURES else None,
         TABLES[name](record) if name in TABLES else None,
     )
+
+
+def _is_outdated(experiment: Experiment, record: Mapping[str, Any]) -> bool:
+    return bool(record["config"] != configuration(experiment, record["scale"]))
 
 
 def _borrows(record: Mapping[str, Any]) -> bool:

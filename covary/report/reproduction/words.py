@@ -98,7 +98,7 @@ def judged(claim: Claim, record: Mapping[str, Any]) -> Judged:
     if scale in claim.untested:
         verdict, why = "not tested", claim.untested[scale]
     elif verdict is None:
-        verdict = "shown" if values else "not tested"
+        verdict = "shown" if values else "not measured"
     elif scale == "smoke":
         verdict = "not judged"
     elif verdict == PARTLY or claim.majority or (verdict == FAILS and agreeing):
