@@ -276,7 +276,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         name="cifar10-heaviside",
         title="Emerging covariance of a mixed Heaviside network on CIFAR-10",
         paper="Fig. classifier_all_heav (CIFAR-10)",
-        about=f"As cifar10-relu, with Heaviside units behind the convolutions. {_HEADS}",
+        about=f"As cifar10-relu, with Heaviside units behind the convolutions. {_HEADS} Those of "
+        "the results here are of a training before the one that cifar10-relu shows, with the same "
+        "settings and seed.",
         measure=classifiers.measure,
         parts=by_scale(
             lambda scale: _watch("", scale, networks.cifar10(scale, "heaviside", "full", head=True))

@@ -9,14 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from covary.experiments.experiment import (
-    Claim,
-    Experiment,
-    Measured,
-    Part,
-    by_scale,
-    seeds,
-)
+from covary.experiments.experiment import Claim, Experiment, Measured, Part, by_scale, seeds
 from covary.experiments.workshop import Network, Workshop
 from covary.models import with_covariance
 from covary.runs import Run
@@ -266,13 +259,13 @@ def _accuracies(published: Mapping[str, Mapping[str, str]]) -> Sequence[Claim]:
 
 
 def _leads() -> Sequence[Claim]:
+    judged = f"-{_COMPARABLE} at least counts as comparable"
     # The paper has random crops and flips for VGG13, and does not mention them here.
-    augmented = "; ours saw random crops and flips, theirs, by what the paper says, did not"
+    augmented = "not judged, as ours saw random crops and flips, of which the paper says nothing"
     return [
         Claim(
             says=f"MNN and dMNN are as accurate on {data} as the best of VarOut, DVI and VBP "
-            f"(points of accuracy above it; -{_COMPARABLE} at least counts as comparable"
-            f"{augmented if _is_colour(data) else ''}).",
+            f"(points of accuracy above it; {augmented if _is_colour(data) else judged}).",
             metric="lead",
             label=tuple(
                 label_of(data, kind, activation) for kind in KINDS for activation in ACTIVATIONS
