@@ -1,4 +1,4 @@
-"""The example's EfficientNet-Lite0 without its weights: size, shapes, what it says when they lack."""
+"""EfficientNet-Lite0 of the example, without its weights: size, shapes, missing packages."""
 
 from __future__ import annotations
 
