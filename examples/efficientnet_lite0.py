@@ -65,10 +65,12 @@ class InvertedBottleneck(nn.Module):
         self.bn2 = norm(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.relu6(self.bn0(self.expand_conv(x))) if self.expands else x
+        out: Tensor = F.relu6(self.bn0(self.expand_conv(x))) if self.expands else x
         out = F.relu6(self.bn1(self.depthwise_conv(self.pad(out))))
         out = self.bn2(self.project_conv(out))
-        return out + x if self.adds else out
+        if self.adds:
+            out = out + x
+        return out
 
 
 class EfficientNetLite0(nn.Module):
@@ -95,7 +97,8 @@ class EfficientNetLite0(nn.Module):
         x = F.relu6(self.bn0(self.conv_stem(self.pad(x))))
         x = self.blocks(x)
         x = F.relu6(self.bn1(self.conv_head(x)))
-        return self.fc(x.mean((2, 3)))
+        logits: Tensor = self.fc(x.mean((2, 3)))
+        return logits
 
 
 def folder_of(package: str) -> Path:

@@ -49,7 +49,7 @@ class Architecture(NamedTuple):
             for module in net.modules():
                 if isinstance(module, NORMS):
                     nn.init.uniform_(module.weight, 0.5, 1.5)
-                    if getattr(module, "bias", None) is not None:
+                    if not isinstance(module, nn.RMSNorm):
                         nn.init.normal_(module.bias, std=0.3)
                 elif isinstance(module, nn.Linear):
                     nn.init.normal_(module.weight, std=(1.5 / module.in_features) ** 0.5)
@@ -145,6 +145,7 @@ ARCHITECTURES = (
     Architecture("nested_mlp", sequences.nested_mlp, normal(16)),
     Architecture("mixed_activations", sequences.MixedActivations, normal(16)),
     Architecture("branching", sequences.Branching, normal(20)),
+    Architecture("in_place", sequences.InPlace, normal(16)),
     Architecture("gated_mlp", sequences.GatedMLP, normal(16)),
     Architecture("two_inputs", sequences.CrossAttention, queries_and_memory),
     Architecture("dict_input", sequences.ImageAndTable, image_and_table),

