@@ -263,7 +263,7 @@ def with_covariance(net: Network, covariance: str, *, exact_width: int | None = 
     if any(hasattr(module, "_orig_mod") for module in net.modules()):
         # Its twin would go on running what was compiled, and hold its covariance as before.
         raise ValueError("with_covariance needs a network before torch.compile, not after it.")
-    twin = _twin(net, {})
+    twin = twin_of(net)
     lifts = [module for module in twin.modules() if isinstance(module, Lift)]
     if not lifts:
         raise ValueError("with_covariance needs a network with a covary.nn.Lift; this has none.")
@@ -291,7 +291,7 @@ def with_noise(net: Network, noise: float | Sequence[float]) -> Network:
         >>> noise_of(net)
         [0.2, 0.2, 0.2]
     """
-    twin = _twin(net, {})
+    twin = twin_of(net)
     layers = noisy_layers(twin)
     if not layers:
         raise ValueError("with_noise needs a network with a covary.nn.Lift; this has none.")
@@ -328,8 +328,9 @@ def have_tracking_buffers(net: nn.Module) -> None:
                 module.begin_tracking()
 
 
-def _twin(module: Network, known: dict[nn.Module, nn.Module]) -> Network:
+def twin_of(module: Network, known: dict[nn.Module, nn.Module] | None = None) -> Network:
     """A copy of the tree of modules whose leaves hold the very same tensors, by the same names."""
+    known = {} if known is None else known
     if module not in known:
         known[module] = twin = copy.copy(module)
         # A shallow copy shares every dictionary. Right for parameters and buffers; but children
@@ -338,7 +339,7 @@ def _twin(module: Network, known: dict[nn.Module, nn.Module]) -> Network:
             if isinstance(value, dict) and name not in ("_parameters", "_buffers"):
                 twin.__dict__[name] = copy.copy(value)
         twin.__dict__["_modules"] = {
-            name: None if child is None else _twin(child, known)
+            name: None if child is None else twin_of(child, known)
             for name, child in module._modules.items()
         }
     return known[module]  # type: ignore[return-value]

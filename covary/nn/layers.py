@@ -45,15 +45,24 @@ class Activation(nn.Module):
             var = cov.unit_variance
             out = self.activation(mu, var)
             activated = cov.respond(self.activation, mu, out)
-        if covariance_is_supervised() or not torch.is_grad_enabled():
-            return Moments(out.mean, activated)
-        mean: Tensor = _MeanOfConstantVariance.apply(  # type: ignore[no-untyped-call]
-            mu, var, out.mean, out.gain, self.activation
+        return Moments(
+            mean_of_constant_variance(mu, var, out.mean, out.gain, self.activation), activated
         )
-        return Moments(mean, activated)
 
     def extra_repr(self) -> str:
         return repr(self.activation)
+
+
+def mean_of_constant_variance(
+    mu: Tensor, var: Tensor, mean: Tensor, gain: Tensor, activation: MomentActivation
+) -> Tensor:
+    """The mean of an activation, whose gradient is its gain unless covariances are supervised."""
+    if covariance_is_supervised() or not torch.is_grad_enabled():
+        return mean
+    found: Tensor = _MeanOfConstantVariance.apply(  # type: ignore[no-untyped-call]
+        mu, var, mean, gain, activation
+    )
+    return found
 
 
 class _MeanOfConstantVariance(torch.autograd.Function):

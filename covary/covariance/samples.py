@@ -1,0 +1,133 @@
+"""Which sample of the batch each element of a value belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """The sample of each element, for a value of any layout.
+
+    Samples of a batch do not mix, but models are free to move the batch to another dimension, or to
+    merge it with one ((B, T, n) to (B T, n)). This remembers where it went.
+
+    Attributes:
+        index: int64, of as many dimensions as the value, of size 1 along all those on which the
+            sample does not depend: (B, 1, 1, 1) for images, numbered from 0.
+        batch: the number B of samples.
+    """
+
+    index: Tensor
+    batch: int
+
+    @classmethod
+    def along(cls, value: Tensor, axis: int = 0) -> Samples:
+        """Of a value whose dimension ``axis`` is the batch."""
+        shape = [1] * value.dim()
+        shape[axis] = value.shape[axis]
+        index = torch.arange(value.shape[axis], device=value.device)
+        return cls(index.view(shape), value.shape[axis])
+
+    @cached_property
+    def axes(self) -> list[int]:
+        """The dimensions along which the sample changes."""
+        return [axis for axis, size in enumerate(self.index.shape) if size > 1]
+
+    @cached_property
+    def is_one_axis(self) -> bool:
+        """Whether one dimension is the batch: no sample's elements are in two places of it."""
+        count = self.index.numel()
+        if len(self.axes) > 1 or count != self.batch:
+            return False
+        order = torch.arange(count, device=self.index.device)
+        return bool((self.index.reshape(-1) == order).all())
+
+    def of_dim(self, dim: int) -> Samples:
+        """Of a value with dimensions of size 1 in front, as broadcasting adds them."""
+        missing = dim - self.index.dim()
+        return self if missing <= 0 else self._with(self.index[(None,) * missing])
+
+    def without(self, dims: Sequence[int]) -> Samples:
+        """Of a value without these dimensions, none of which is the batch."""
+        index = self.index
+        for dim in sorted((dim % index.dim() for dim in dims), reverse=True):
+            index = index.squeeze(dim)
+        return self._with(index)
+
+    def moved(self, function: Callable[[Tensor], Any], shape: Sequence[int]) -> Any:
+        """Behind a function that moves elements of a value of this shape, Samples of its results.
+
+        Of a function that gives several values, a tuple of them.
+        """
+        found = function(self.index.expand(*shape))
+        if isinstance(found, Tensor):
+            return self._with(_without_repetition(found))
+        return tuple(self._with(_without_repetition(each)) for each in found)
+
+    def agrees(self, other: Samples) -> bool:
+        """Whether elements that broadcasting brings together are of one sample."""
+        if (
+            self.index.shape == other.index.shape
+            and self.index.data_ptr() == other.index.data_ptr()
+        ):
+            return True
+        dim = max(self.index.dim(), other.index.dim())
+        mine, others = self.of_dim(dim).index, other.of_dim(dim).index
+        fits = all(a == b or 1 in (a, b) for a, b in zip(mine.shape, others.shape, strict=True))
+        return fits and bool((mine == others).all())
+
+    def flattened(self, rows: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows (M, r, n) and variances (1 | M, n), the batch in front and the rest flat.
+
+        M is B if ``is_one_axis``; or else element m of M belongs to sample ``owners[m]``.
+
+        Args:
+            rows: (r, *shape) of a value.
+            var: (1 | B, ...) to be broadcast to the value's shape.
+        """
+        shape, axes = rows.shape[1:], self.axes
+        var = var[(None,) * (len(shape) - var.dim())]
+        # The same for all samples: expanded along the other dimensions alone.
+        common = all(var.shape[axis] == 1 for axis in axes)
+        var = var.expand([1 if common and i in axes else size for i, size in enumerate(shape)])
+        # In the order in which numbers lie in memory, so that nothing is copied.
+        stride = rows.stride()
+        rest = sorted((i for i in range(len(shape)) if i not in axes), key=lambda i: -stride[i + 1])
+        flat = rows.permute(*[axis + 1 for axis in axes], 0, *[i + 1 for i in rest])
+        return (
+            flat.reshape(self.index.numel(), len(rows), -1),
+            var.permute(*axes, *rest).reshape(1 if common else self.index.numel(), -1),
+        )
+
+    @property
+    def owners(self) -> Tensor:
+        """(M,) the sample of each element of M in ``flattened``."""
+        return self.index.reshape(-1)
+
+    def add_up(self, parts: Tensor) -> Tensor:
+        """(B, ...) sums over the elements of each sample, of parts (M, ...)."""
+        if self.is_one_axis:
+            return parts
+        total = parts.new_zeros(self.batch, *parts.shape[1:])
+        return total.index_add(0, self.owners, parts)
+
+    def _with(self, index: Tensor) -> Samples:
+        return Samples(index, self.batch)
+
+
+def _without_repetition(index: Tensor) -> Tensor:
+    """The same with size 1 along the dimensions on which it does not depend."""
+    for axis, (size, stride) in enumerate(zip(index.shape, index.stride(), strict=True)):
+        if size > 1:
+            first = index.narrow(axis, 0, 1)
+            # What was expanded has stride 0; what was copied has to be looked at.
+            if stride == 0 or bool((index == first).all()):
+                index = first
+    return index

@@ -1,0 +1,111 @@
+"""The sweep: rows pulled back through linear maps, meeting every source of noise on the way.
+
+A tape holds what a forward pass did: values as linear functions of values before them, and the
+noise that entered each. The covariance of a value is the sum over sources s of J_s D_s J_s^T, where
+the rows of J_s are those of the value pulled back to the source (docs/theory.md, eq. 22). A value
+that is used twice is one entry of the tape: what comes back from both uses is added first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from covary.covariance.samples import Samples
+
+# Rows (r, *shape) of a value -> rows of each of its parents, or None where nothing comes back.
+Pull = Callable[[Tensor], Sequence[Tensor | None]]
+
+
+class Entry(NamedTuple):
+    """Noise that enters a value, independent of all that happened before.
+
+    Attributes:
+        name: of the call that it belongs to, as ``print(net)`` shows it.
+        var: the variance of each element, (1 | B, ...) to be broadcast to the value's shape.
+        samples: which sample each element belongs to.
+    """
+
+    name: str
+    var: Tensor
+    samples: Samples
+
+
+class Node(NamedTuple):
+    """A value as a linear function of values before it, plus noise."""
+
+    parents: tuple[int, ...]
+    pull: Pull
+    noise: Entry | None
+
+
+class Tape:
+    """What happened in a forward pass over B samples, in the order in which it happened.
+
+    Attributes:
+        batch: the number B of samples.
+        is_supervised: whether gradients may flow through the sweep (SMSC).
+        widest: the number of elements of the largest value.
+    """
+
+    def __init__(self, batch: int, *, is_supervised: bool = False) -> None:
+        self.batch = batch
+        self.is_supervised = is_supervised
+        self.widest = 1
+        self._nodes: list[Node] = []
+        self._used: dict[int, tuple[Tensor, int]] = {}
+
+    def add(self, parents: Sequence[int], pull: Pull, noise: Entry | None = None) -> int:
+        """Write down a value, and give its index."""
+        self._nodes.append(Node(tuple(parents), pull, noise))
+        return len(self._nodes) - 1
+
+    def start(self, noise: Entry) -> int:
+        """Write down a value that is a constant plus noise, and give its index."""
+        return self.add((), lambda _: (), noise)
+
+    def uses(self, tensor: Tensor) -> None:
+        """Remember that maps use this tensor: it must not change before the sweep."""
+        if not tensor.is_inference():
+            self._used.setdefault(id(tensor), (tensor, tensor._version))
+
+    def sweep(self, at: int, rows: Tensor) -> Iterator[tuple[Entry, Tensor]]:
+        """Each entry of noise that value ``at`` depends on, with rows (r, *shape) there."""
+        for tensor, version in self._used.values():
+            if tensor._version != version:
+                raise RuntimeError(
+                    "The weights were changed after the forward pass, before its covariance was "
+                    "looked at. Look first (out.covariance_matrix, out.entropy()), then step the "
+                    "optimizer."
+                )
+        waiting = {at: rows}
+        for index in range(at, -1, -1):
+            here = waiting.pop(index, None)
+            if here is None:
+                continue
+            parents, pull, noise = self._nodes[index]
+            if noise is not None:
+                yield noise, here
+            for parent, pulled in zip(parents, pull(here), strict=True):
+                if pulled is not None:
+                    known = waiting.get(parent)
+                    waiting[parent] = pulled if known is None else known + pulled
+
+    def quadratic(self, at: int, rows: Tensor) -> Tensor:
+        """(B, r, r) R C R^T for rows (r, *shape) of value ``at``, of covariance C."""
+        total = rows.new_zeros(self.batch, len(rows), len(rows))
+        for noise, here in self.sweep(at, rows):
+            flat, var = noise.samples.flattened(here, noise.var)
+            total += noise.samples.add_up((flat * var[:, None]) @ flat.mT)
+        return total
+
+    def variances(self, at: int, rows: Tensor) -> dict[str, Tensor]:
+        """(B, r) the diagonal of R C R^T, as one summand for each name of noise."""
+        found: dict[str, Tensor] = {}
+        for noise, here in self.sweep(at, rows):
+            flat, var = noise.samples.flattened(here.square(), noise.var)
+            part = noise.samples.add_up((flat @ var.expand(len(flat), -1)[..., None])[..., 0])
+            found[noise.name] = found.get(noise.name, 0.0) + part
+        return found

@@ -1,0 +1,130 @@
+"""The covariance of a value on a tape, computed by sweeps when it is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from covary import linalg
+from covary.covariance.base import EVERY, Covariance, as_covariance
+from covary.covariance.samples import Samples
+from covary.covariance.sweep import Entry, Pull, Tape
+
+# Numbers of the largest tensor in a sweep: 128 MB in single precision, of which a few are alive.
+_NUMBERS_AT_A_TIME = 2**25
+# A covariance matrix that takes more memory than this is not computed unasked.
+_MOST_BYTES = 4 * 2**30
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Swept(Covariance):
+    """The covariance of a value (B, *event) on a tape; its units are the flat event.
+
+    Variances, the matrix and projections cost as many rows of a sweep as they have rows. With exact
+    variances at every nonlinearity the result would be exact (docs/theory.md, eq. 22).
+
+    Attributes:
+        tape: what the forward pass wrote down.
+        at: the index of the value.
+        mean: (B, *event) its mean, for shape and type.
+    """
+
+    tape: Tape
+    at: int
+    mean: Tensor
+
+    @property
+    def variance(self) -> Tensor:
+        known: Tensor | None = self.__dict__.get("_matrix")
+        if known is not None:
+            return known.diagonal(dim1=-2, dim2=-1).clone()
+        total = sum(self.by_source().values())
+        assert isinstance(total, Tensor)
+        return total
+
+    def by_source(self) -> dict[str, Tensor]:
+        """(B, n) variances as one summand for each source of noise."""
+        found: dict[str, list[Tensor]] = {}
+        with torch.set_grad_enabled(self.tape.is_supervised and torch.is_grad_enabled()):
+            for rows in self._blocks():
+                for name, part in self.tape.variances(self.at, rows).items():
+                    found.setdefault(name, []).append(part)
+        if not found:
+            return {"": self.mean.detach().new_zeros(self.mean.shape).flatten(1)}
+        return {name: torch.cat(parts, -1) for name, parts in found.items()}
+
+    def dense(self) -> Tensor:
+        known: Tensor | None = self.__dict__.get("_matrix")
+        if known is None:
+            n = self._units
+            self._check_cost(n)
+            eye = torch.eye(n, dtype=self.mean.dtype, device=self.mean.device)
+            known = as_covariance(self.quadratic(eye[None]))
+            self.__dict__["_matrix"] = known
+        return known.clone()
+
+    def quadratic(self, rows: Tensor, samples: slice = EVERY) -> Tensor:
+        """R C R^T for rows (1 | B, r, n), (B, r, r): as many rows of a sweep."""
+        expanded = rows.expand(self.tape.batch, -1, -1).transpose(0, 1)
+        shaped = expanded.reshape(len(expanded), *self.mean.shape)
+        with torch.set_grad_enabled(self.tape.is_supervised and torch.is_grad_enabled()):
+            return linalg.rows(self.tape.quadratic(self.at, shaped), samples, dim=-3)
+
+    def linear(self, weight: Tensor) -> Covariance:
+        def pull(rows: Tensor) -> tuple[Tensor]:
+            return ((rows @ weight).reshape(len(rows), *self.mean.shape),)
+
+        return self._behind(pull, self.mean.flatten(1)[:, :1].expand(-1, len(weight)))
+
+    def add_noise(self, var: float) -> Covariance:
+        noise = Entry("noise", torch.as_tensor(var, dtype=self.mean.dtype), self._samples)
+        return self._behind(lambda rows: (rows,), self.mean, noise)
+
+    def scale(self, factor: Tensor) -> Covariance:
+        factor = self._shaped(factor)
+        return self._behind(lambda rows: (rows * factor,), self.mean)
+
+    def activate(self, gain: Tensor, variance: Tensor) -> Covariance:
+        excess = (variance - gain * self.variance * gain).clamp(min=0)
+        shaped = self._shaped(gain)
+        noise = Entry("activation", self._shaped(excess), self._samples)
+        return self._behind(lambda rows: (rows * shaped,), self.mean, noise)
+
+    @property
+    def _units(self) -> int:
+        return self.mean[0].numel() if len(self.mean) else self.mean.shape[1:].numel()
+
+    @property
+    def _samples(self) -> Samples:
+        return Samples.along(self.mean)
+
+    def _shaped(self, value: Tensor) -> Tensor:
+        """(1 | B, n) -> (1 | B, *event)."""
+        return value.expand(len(value), self._units).reshape(len(value), *self.mean.shape[1:])
+
+    def _behind(self, pull: Pull, mean: Tensor, noise: Entry | None = None) -> Swept:
+        at = self.tape.add((self.at,), pull, noise)
+        return Swept(self.tape, at, mean)
+
+    def _blocks(self) -> Iterator[Tensor]:
+        """Rows (r, B, *event) of the identity, as many at a time as memory takes."""
+        n, step = self._units, max(1, _NUMBERS_AT_A_TIME // max(1, self.tape.widest))
+        for low in range(0, n, step):
+            count = min(step, n - low)
+            rows = self.mean.new_zeros(count, self.tape.batch, n)
+            rows[torch.arange(count), :, torch.arange(low, low + count)] = 1.0
+            yield rows.reshape(count, *self.mean.shape)
+
+    def _check_cost(self, n: int) -> None:
+        largest = n * max(self.tape.widest, self.tape.batch * n)
+        cost = 3 * largest * self.mean.element_size()  # what a sweep has alive at a time
+        if cost > _MOST_BYTES:
+            raise MemoryError(
+                f"The covariance of {n} outputs for a batch of {self.tape.batch} would take about "
+                f"{cost / 2**30:.0f} GB and {n} rows of a sweep, each about as long as a backward "
+                "pass. Use out.project(rows) for the outputs that matter, out.variance, or a "
+                "smaller batch."
+            )

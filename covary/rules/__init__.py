@@ -1,0 +1,37 @@
+"""What each torch function makes of values that vary: one short rule each, by family.
+
+``RULES`` is the registry. To add a rule, decorate a function with ``rule``, ``elementwise`` or
+``composed`` (docs/convert.md, "Your own rule").
+"""
+
+# The modules are imported for the rules that they register.
+from covary.rules import (  # noqa: F401
+    averages,
+    choices,
+    embedding,
+    linear,
+    linearised,
+    moving,
+    nonlinear,
+    products,
+    queries,
+)
+from covary.rules.helpers import differentiated, mapped, merged
+from covary.rules.registry import (
+    CHOICE,
+    EXACT,
+    LINEARISED,
+    MATCHED,
+    PRODUCT,
+    RULES,
+    Rule,
+    about_the_mean,
+    composed,
+    elementwise,
+    rule,
+)
+
+__all__ = [
+    "CHOICE", "EXACT", "LINEARISED", "MATCHED", "PRODUCT", "RULES", "Rule", "about_the_mean",
+    "composed", "differentiated", "elementwise", "mapped", "merged", "rule",
+]  # fmt: skip

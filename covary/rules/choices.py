@@ -1,0 +1,211 @@
+"""The largest of several elements, and functions that choose among them.
+
+The larger of two values is ``b + relu(a - b)``: a difference, which is exact, and a ReLU, which is
+moment matched. Maxima of windows and dimensions are made of such pairs. What remains (sorting,
+comparing) is chosen by the means, and the choice counts as constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from covary import activations
+from covary.activations import MomentActivation
+from covary.rules.helpers import differentiated, fixed, mapped, without
+from covary.rules.registry import CHOICE, RULES, Rule, composed, rule
+from covary.varying import Varying, plain
+
+
+def positive_part(x: Any) -> Any:
+    """relu(x) where no noise enters: part of a maximum, not a nonlinearity of its own."""
+    return x.run.call(positive_part, (x,), {}) if isinstance(x, Varying) else F.relu(x)
+
+
+def _relu() -> MomentActivation:
+    return activations.get("relu")
+
+
+RULES[positive_part] = Rule(activation=_relu, has_noise=False)
+
+
+@composed("maximum", "fmax")
+def maximum(x: Any, y: Any) -> Any:
+    """The larger of two values."""
+    return y + positive_part(x - y)
+
+
+@composed("minimum", "fmin")
+def minimum(x: Any, y: Any) -> Any:
+    """The smaller of two values."""
+    return y - positive_part(y - x)
+
+
+def largest(x: Any, dim: int) -> Any:
+    """The largest along a dimension, which stays with size 1: pairs, pairs of pairs and so on."""
+    while (count := x.shape[dim]) > 1:
+        half = count // 2
+        pairs = maximum(x.narrow(dim, 0, half), x.narrow(dim, half, half))
+        x = pairs if count == 2 * half else torch.cat([pairs, x.narrow(dim, count - 1, 1)], dim)
+    return x
+
+
+@composed("amax")
+def amax(x: Any, dim: int | Sequence[int] = (), keepdim: bool = False) -> Any:
+    """The largest along some dimensions, none of which is the batch."""
+    dims = _dims(x, dim)
+    for each in dims:
+        x = largest(x, each)
+    return x if keepdim else without(x, dims)
+
+
+@composed("amin")
+def amin(x: Any, dim: int | Sequence[int] = (), keepdim: bool = False) -> Any:
+    """The smallest along some dimensions."""
+    return -amax(-x, dim, keepdim)
+
+
+def _extreme(
+    function: Callable[..., Any], along: Callable[..., Any], pair: Callable[..., Any]
+) -> Any:
+    def apply(x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Of two values, or along a dimension, with the places where it is at the mean."""
+        other = args[0] if args else kwargs.get("other")
+        if isinstance(other, Tensor):
+            return pair(x, other)
+        dim = kwargs.get("dim", other)
+        keepdim = kwargs.get("keepdim", args[1] if len(args) > 1 else False)
+        values = along(x, () if dim is None else dim, keepdim)
+        found = function(plain(x), dim, keepdim)
+        return type(found)((values, found[1]))
+
+    return apply
+
+
+composed("max")(_extreme(torch.max, amax, maximum))
+composed("min")(_extreme(torch.min, amin, minimum))
+
+
+def _dims(x: Any, dim: int | Sequence[int]) -> list[int]:
+    every = [dim] if isinstance(dim, int) else list(dim)
+    if not every:
+        raise x.run.refusal("It goes over all elements, the batch among them.", "Name its dim=.")
+    fixed(x, every)
+    return [each % x.dim() for each in every]
+
+
+def _pooling(dims: int) -> Callable[..., Any]:
+    by_means = getattr(F, f"max_pool{dims}d_with_indices")
+
+    def apply(
+        x: Any,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Any:
+        """The largest in each window, one dimension after the other."""
+        kernels, pads = _each(kernel_size, dims), _each(padding, dims)
+        steps = kernels if stride is None else _each(stride, dims)
+        if return_indices or ceil_mode or max(_each(dilation, dims)) > 1:
+            return chosen_windows(
+                x, dims, by_means, kernel_size, stride, padding, dilation, ceil_mode, return_indices
+            )
+        if any(pads):
+            # The nearest element inside is in every window that reaches outside.
+            x = F.pad(x, [pad for pad in reversed(pads) for _ in range(2)], mode="replicate")
+        for axis, (kernel, step) in enumerate(zip(kernels, steps, strict=True), start=-dims):
+            count = (x.shape[axis] - kernel) // step + 1
+            behind = (slice(None),) * (-1 - axis)
+            ends = [(low, low + (count - 1) * step + 1, step) for low in range(kernel)]
+            places: list[Any] = [(..., slice(*end), *behind) for end in ends]
+            shifted = [x[place] for place in places]
+            while len(shifted) > 1:
+                pairs = zip(shifted[::2], shifted[1::2], strict=False)
+                rest = shifted[len(shifted) - len(shifted) % 2 :]
+                shifted = [*(maximum(a, b) for a, b in pairs), *rest]
+            x = shifted[0]
+        return x
+
+    return apply
+
+
+def _adaptive(dims: int) -> Callable[..., Any]:
+    by_means = getattr(F, f"adaptive_max_pool{dims}d_with_indices")
+
+    def apply(x: Any, output_size: Any, return_indices: bool = False) -> Any:
+        """The largest in each of so many windows."""
+        sizes = _each(output_size, dims)
+        if return_indices or any(size != 1 for size in sizes):
+            return chosen_windows(x, dims, by_means, output_size, return_indices)
+        return amax(x, range(-dims, 0), keepdim=True)
+
+    return apply
+
+
+def chosen_windows(x: Any, dims: int, by_means: Callable[..., Any], *args: Any) -> Any:
+    """The largest in each window by the means, for windows that are not made of pairs here."""
+    *options, return_indices = args
+    if x.run.is_drawing:
+        found = by_means(plain(x), *options)
+        pooled = x.run.wrapped(found[0])
+        return (pooled, found[1]) if return_indices else pooled
+    fixed(x, range(-dims, 0))
+    mean, indices = by_means(x.numbers, *options)
+    shape = x.shape
+
+    def pull(rows: Tensor) -> Tensor:
+        flat = rows.flatten(-dims)
+        where = indices.flatten(-dims).expand(flat.shape)
+        back = flat.new_zeros(*flat.shape[:-1], shape[-dims:].numel())
+        return back.scatter_add(-1, where, flat).reshape(len(rows), *shape)
+
+    pooled = mapped(x, mean, pull, kind=CHOICE)
+    return (pooled, indices) if return_indices else pooled
+
+
+def _each(size: Any, dims: int) -> list[int]:
+    sizes = [size] * dims if isinstance(size, int) else list(size)
+    return sizes * dims if len(sizes) == 1 else sizes
+
+
+for _dims_ in (1, 2, 3):
+    composed(f"max_pool{_dims_}d", f"max_pool{_dims_}d_with_indices")(_pooling(_dims_))
+    composed(f"adaptive_max_pool{_dims_}d", f"adaptive_max_pool{_dims_}d_with_indices")(
+        _adaptive(_dims_)
+    )
+
+
+@rule("topk", "sort", "median", "kthvalue")
+def chosen(x: Varying, *args: Any, **kwargs: Any) -> Any:
+    """Some of the elements along a dimension, by the order of the means."""
+    function = x.run.function
+    first = 1 if function.__name__ in ("topk", "kthvalue") else 0
+    given = args[first] if len(args) > first and not isinstance(args[first], bool) else -1
+    dim = kwargs.get("dim", given)
+    fixed(x, [dim])
+    found = function(x.numbers, *args, **kwargs)
+    samples = x.samples.without([dim] if found[0].dim() < x.dim() else [])
+    value = differentiated(lambda value: function(value, *args, **kwargs)[0], [x], samples, CHOICE)
+    return type(found)((value, *found[1:]))
+
+
+@rule(
+    *("gt", "lt", "ge", "le", "eq", "ne", "greater", "less", "greater_equal", "less_equal"),
+    *("not_equal", "isnan", "isinf", "isfinite", "argmax", "argmin", "argsort", "sign"),
+    *("logical_not", "logical_and", "logical_or", "signbit", "bitwise_not"),
+    *(Tensor.__eq__, Tensor.__ne__, Tensor.__gt__, Tensor.__ge__, Tensor.__lt__, Tensor.__le__),
+    *(Tensor.__and__, Tensor.__or__, Tensor.__invert__),
+)
+def compared(*args: Any, **kwargs: Any) -> Tensor:
+    """What holds for the means; it does not vary."""
+    value = next(each for each in args if isinstance(each, Varying))
+    value.run.note(CHOICE)
+    result: Tensor = value.run.function(*plain(list(args)), **plain(kwargs))
+    return result

@@ -1,0 +1,129 @@
+"""What rules are made of: linear maps of one value, linearisation, checks of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covary.covariance.samples import Samples
+from covary.rules.registry import EXACT
+from covary.varying import Varying, plain, varying_in
+
+
+def mapped(
+    x: Varying,
+    mean: Tensor,
+    pull: Callable[[Tensor], Tensor],
+    *,
+    samples: Samples | None = None,
+    view: bool = False,
+    kind: str = EXACT,
+) -> Varying:
+    """A value that is linear in one other.
+
+    Args:
+        x: what it is linear in.
+        mean: what the function makes of the mean of x.
+        pull: rows (r, *shape) of the result -> rows (r, *shape) of x: the transposed map.
+        samples: which sample each element belongs to, if not as in x.
+        view: whether the result shares the memory of x.
+        kind: how ``print(net)`` describes it.
+    """
+    value: Varying = x.run.write(
+        kind,
+        mean,
+        [x],
+        lambda rows: (pull(rows),),
+        x.samples if samples is None else samples,
+        view_of=x if view else None,
+    )
+    return value
+
+
+def differentiated(
+    function: Callable[..., Tensor], args: Sequence[Any], samples: Samples, kind: str
+) -> Varying:
+    """What any differentiable function makes of values that vary: linearised at their means.
+
+    Exact if the function is linear in all that varies. Rows are pulled back by its derivative.
+
+    Args:
+        function: of tensors, ``function(*args)``.
+        args: its arguments, of which some are Varying.
+        samples: which sample each element of the result belongs to.
+        kind: how ``print(net)`` describes it.
+    """
+    values = varying_in(args)
+
+    def of(*numbers: Tensor) -> Tensor:
+        left = iter(numbers)
+        return function(*[next(left) if isinstance(arg, Varying) else arg for arg in args])
+
+    mean = function(*plain(list(args)))
+    written: Varying = values[0].run.write(kind, mean, values, by_derivative(of, values), samples)
+    return written
+
+
+def by_derivative(
+    function: Callable[..., Tensor], values: Sequence[Varying]
+) -> Callable[[Tensor], Sequence[Tensor]]:
+    """Rows pulled back by the derivative of a function at the means of these values."""
+    means = [value.numbers for value in values]
+    if not values[0].run.tape.is_supervised:
+        means = [mean.detach() for mean in means]
+
+    def pull(rows: Tensor) -> Sequence[Tensor]:
+        back = torch.func.vjp(function, *means)[1]
+        pulled: Sequence[Tensor] = torch.func.vmap(back)(rows)
+        return pulled
+
+    return pull
+
+
+def merged(values: Sequence[Varying]) -> Samples:
+    """Which sample each element of a broadcast function of these values belongs to.
+
+    Raises:
+        ConversionError: if elements of different samples would meet.
+    """
+    first, *others = values
+    dim = max(value.dim() for value in values)
+    samples = first.samples.of_dim(dim)
+    for other in others:
+        if not samples.agrees(other.samples):
+            raise first.run.refusal("It brings different samples of the batch together.", MIXING)
+        theirs = other.samples.of_dim(dim)
+        if theirs.index.numel() > samples.index.numel():
+            samples = theirs
+    return samples
+
+
+MIXING = (
+    "Only models that treat each sample by itself have a covariance for each. If the batch is not "
+    "the first dimension of the inputs, say so: covary.convert(model, batch_dim=...)."
+)
+
+
+def fixed(x: Varying, dims: Sequence[int]) -> None:
+    """Refuse a function that goes along these dimensions if the batch is one of them."""
+    if not x.run.is_drawing and any(x.samples.index.shape[dim] > 1 for dim in dims):
+        raise x.run.refusal("It brings different samples of the batch together.", MIXING)
+
+
+def summed_to(rows: Tensor, shape: Sequence[int]) -> Tensor:
+    """Rows (r, *broadcast) -> (r, *shape): the transpose of broadcasting."""
+    extra = rows.dim() - 1 - len(shape)
+    if extra:
+        rows = rows.sum(tuple(range(1, 1 + extra)))
+    dims = [i + 1 for i, size in enumerate(shape) if size == 1 and rows.shape[i + 1] != 1]
+    return rows.sum(dims, keepdim=True) if dims else rows
+
+
+def without(x: Any, dims: Sequence[int]) -> Any:
+    """The same without these dimensions, which have size 1."""
+    for dim in sorted((dim % x.dim() for dim in dims), reverse=True):
+        x = x.squeeze(dim)
+    return x

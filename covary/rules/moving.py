@@ -1,0 +1,129 @@
+"""Functions that put elements elsewhere, side by side, or apart: exact for mean and covariance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from covary.rules.helpers import by_derivative, differentiated, fixed, mapped, merged
+from covary.rules.registry import EXACT, Rule, composed, register, rule
+from covary.varying import Varying, plain
+
+# Functions that put elements elsewhere: a view, or a copy of some of them.
+_MOVING = (
+    *("view", "reshape", "flatten", "unflatten", "ravel", "squeeze", "unsqueeze", "permute"),
+    *("transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "adjoint", "expand"),
+    *("expand_as", "view_as", "reshape_as", "broadcast_to", "narrow", "select", "diagonal"),
+    *("index_select", "unfold", "T", "mT", "flip", "roll", "repeat", "repeat_interleave", "tile"),
+    *("rot90", "gather", "take_along_dim", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle"),
+    *("unbind", "chunk", "split", "split_with_sizes", "tensor_split", "hsplit", "vsplit"),
+    *("atleast_1d", "atleast_2d", "atleast_3d", "tril", "triu", "constant_pad_nd"),
+    *(Tensor.__getitem__, Tensor.__iter__),
+)
+
+
+_IN_ANY_MEMORY = {Tensor.view: Tensor.reshape, Tensor.view_as: Tensor.reshape_as}
+
+
+def moved(x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Elements put elsewhere; the batch is found again by moving the samples' numbers alike."""
+    if not isinstance(x, Varying):
+        raise _first(args).run.refusal("Its indices vary.")
+    function = x.run.function
+    if function is Tensor.__iter__:
+        return iter(x.unbind(0))
+    # Means need not lie in memory as the model's own values do.
+    function = _IN_ANY_MEMORY.get(function, function)
+
+    def on(value: Tensor) -> Any:
+        return function(value, *plain(args), **plain(kwargs))
+
+    mean, samples = on(x.numbers), x.samples.moved(on, x.shape)
+    if isinstance(mean, Tensor):
+        return _moved(x, mean, samples, on)
+    parts = [
+        _moved(x, part, owner, partial(_part, on, i))
+        for i, (part, owner) in enumerate(zip(mean, samples, strict=True))
+    ]
+    return type(mean)(parts) if isinstance(mean, list) else tuple(parts)
+
+
+def _part(on: Callable[[Tensor], Any], i: int, value: Tensor) -> Tensor:
+    part: Tensor = on(value)[i]
+    return part
+
+
+def _moved(x: Varying, mean: Tensor, samples: Any, on: Callable[[Tensor], Tensor]) -> Varying:
+    shape = x.shape
+    same_order = mean.numel() == math.prod(shape) and mean.data_ptr() == x.numbers.data_ptr()
+    if same_order and mean.is_contiguous() and x.numbers.is_contiguous():
+        return mapped(
+            x, mean, lambda rows: rows.reshape(len(rows), *shape), samples=samples, view=True
+        )
+    back = by_derivative(on, [x])
+    view = mean.untyped_storage().data_ptr() == x.numbers.untyped_storage().data_ptr()
+    return mapped(x, mean, lambda rows: back(rows)[0], samples=samples, view=view)
+
+
+def _first(values: Sequence[Any]) -> Varying:
+    return next(value for value in values if isinstance(value, Varying))
+
+
+register(_MOVING, Rule(moved))
+
+
+@rule("cat", "concat", "concatenate")
+def cat(tensors: Sequence[Any], dim: int = 0, **kwargs: Any) -> Varying:
+    """Values side by side; each gets its part of the rows back."""
+    dim = kwargs.pop("axis", dim)
+    values = [value for value in tensors if isinstance(value, Varying)]
+    run, first = values[0].run, values[0]
+    means = plain(list(tensors))
+    mean = torch.cat(means, dim)
+    dim = dim % mean.dim()
+    sizes = [each.shape[dim] if each.dim() == mean.dim() else 0 for each in means]
+    if all(value.samples.index.shape[dim] == 1 for value in values):
+        samples = merged(values)
+    elif len(values) == len(tensors):
+        index = torch.cat([value.samples.index for value in values], dim)
+        samples = type(first.samples)(index, first.samples.batch)
+    else:
+        raise run.refusal("It puts values that do not vary beside samples of the batch.")
+
+    def pull(rows: Tensor) -> list[Tensor]:
+        parts = torch.split(rows, sizes, dim + 1)
+        pairs = zip(parts, tensors, strict=True)
+        return [part for part, value in pairs if isinstance(value, Varying)]
+
+    written: Varying = run.write(EXACT, mean, values, pull, samples)
+    return written
+
+
+@composed("stack")
+def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
+    """Values side by side along a new dimension."""
+    some = next(value for value in tensors if isinstance(value, Varying))
+    dim = dim % (some.dim() + 1)
+    return torch.cat([value.unsqueeze(dim) for value in tensors], dim)
+
+
+@composed("hstack", "column_stack")
+def hstack(tensors: Sequence[Any]) -> Any:
+    """Values side by side along the second dimension."""
+    return torch.cat(list(tensors), 1 if tensors[0].dim() > 1 else 0)
+
+
+@rule("pad")
+def pad(
+    x: Varying, pad: Sequence[int], mode: str = "constant", value: float | None = None
+) -> Varying:
+    """Padding by constants, or by elements of the value itself."""
+    fixed(x, range(-(len(pad) // 2), 0))
+    sizes = [int(each) for each in pad]
+    return differentiated(lambda v: F.pad(v, sizes, mode, value), [x], x.samples, EXACT)

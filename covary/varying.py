@@ -1,0 +1,180 @@
+"""The value in flight: a tensor whose elements vary, on which unmodified models run.
+
+``Varying`` is a tensor to whoever asks, and hands every torch function to the pass that it belongs
+to; ``covary.rules`` says what becomes of it. ``Located`` tells a pass which module is running.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from covary.covariance.samples import Samples
+
+HELP = "docs/convert.md, 'Your own rule'"
+_FILE_OF_CUSTOM_FUNCTIONS = str(Path("torch", "autograd", "function.py"))
+
+
+class ConversionError(RuntimeError):
+    """A model does something to values that vary for which there is no rule.
+
+    Not a TypeError, which Python's operators take for an answer.
+    """
+
+
+class Run(Protocol):
+    """A pass of values through a model: of moments, or of draws."""
+
+    def call(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """What a torch function makes of arguments, some of which are Varying."""
+
+    def enter(self, module: Located, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a module makes of arguments, Varying or not."""
+
+
+class Varying(Tensor):
+    """A tensor that varies: its mean (or, in a pass of draws, one draw), and where it comes from.
+
+    Attributes:
+        numbers: the mean or the draw, a plain tensor of the same shape.
+        run: the pass that it belongs to.
+        node: its index on the tape of the pass; -1 for a value that does not vary, such as
+            integers before an embedding.
+        samples: which sample each element belongs to.
+        before_scaling: of a convolution, what it was applied to, and, for a scale of each channel
+            that is yet to come, how rows go back through both at once.
+    """
+
+    numbers: Tensor
+    run: Any
+    node: int
+    samples: Samples
+    before_scaling: tuple[Varying, Callable[[Tensor], Callable[[Tensor], Tensor]]] | None
+    _memory: list[int]
+    _writes: int
+
+    @staticmethod
+    def __new__(
+        cls, numbers: Tensor, run: Run, node: int, samples: Samples, view_of: Varying | None = None
+    ) -> Varying:
+        """Wrap a plain tensor, which may share its memory with that of another."""
+        self: Varying = Tensor._make_wrapper_subclass(
+            cls, numbers.shape, dtype=numbers.dtype, device=numbers.device
+        )
+        self.numbers, self.run, self.node, self.samples = numbers, run, node, samples
+        self.before_scaling = None
+        # One list for all values that share memory, to count what is written into it.
+        self._memory = [0] if view_of is None else view_of._memory
+        self._writes = self._memory[0]
+        return self
+
+    def become(self, other: Varying) -> Varying:
+        """Take the place of another value, as in-place functions do."""
+        self.numbers, self.node, self.samples = other.numbers, other.node, other.samples
+        self.before_scaling = None
+        self._memory[0] += 1
+        self._writes = self._memory[0]
+        return self
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether its memory was written into through another value."""
+        return bool(self._writes != self._memory[0])
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        return varying_in([*args, *kwargs.values()])[0].run.call(function, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        # Reached by what goes around torch functions; the wrapper itself holds no numbers.
+        raise ConversionError(
+            f"covary cannot convert {function}: it was called in a way that no rule can see, for "
+            "example by a scripted function. Start behind it: covary.convert(model, start=...)."
+        )
+
+
+def varying_in(values: Sequence[Any]) -> list[Varying]:
+    """The values that vary among these and in the lists, tuples and dicts among them, in order."""
+    found: list[Varying] = []
+    for value in values:
+        if isinstance(value, Varying):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += varying_in(value)
+        elif isinstance(value, dict):
+            found += varying_in(list(value.values()))
+    return found
+
+
+def plain(value: Any) -> Any:
+    """The same with the inner tensor in place of each Varying, also in lists, tuples and dicts."""
+    if isinstance(value, Varying):
+        return value.numbers
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        inside = [plain(each) for each in value]
+        return type(value)(*inside) if hasattr(value, "_fields") else type(value)(inside)
+    return value
+
+
+def name_of(function: Any) -> str:
+    """A torch function's name as people write it: ``relu``, ``__getitem__``, ``T``."""
+    name: str = getattr(function, "__name__", str(function))
+    if name == "__get__":
+        name = getattr(function.__self__, "__name__", name)
+    return name
+
+
+# The pass that is running in this thread or task.
+running: ContextVar[Run | None] = ContextVar("covary_running_pass", default=None)
+
+
+class Located:
+    """The forward of a module of a converted model, which tells the running pass where it is."""
+
+    def __init__(self, module: nn.Module, path: str) -> None:
+        self.module = module
+        self.path = path
+        # Of a module whose forward was replaced on the instance, that one.
+        self.replaced: Callable[..., Any] | None = vars(module).get("forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward, by way of the running pass."""
+        run = running.get()
+        return self.forward(*args, **kwargs) if run is None else run.enter(self, args, kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward."""
+        if self.replaced is not None:
+            return self.replaced(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+
+def in_custom_function() -> bool:
+    """Whether a ``torch.autograd.Function`` runs, within the module that runs."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not Located.__call__.__code__:
+        code = frame.f_code
+        if code.co_name == "apply" and code.co_filename.endswith(_FILE_OF_CUSTOM_FUNCTIONS):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
