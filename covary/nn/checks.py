@@ -1,4 +1,4 @@
-"""What layers refuse, in words."""
+"""Checks of layer inputs, with error messages that name the remedy."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ def check_moments(moments: Moments, layer: nn.Module, features: int | None = Non
         got_features = moments.mean.shape[-1]
         raise ValueError(
             f"{name} expects {features} features, got {got_features}. Check the width of the layer "
-            "before it, or, if it comes right after Lift, whether a Flatten is missing."
+            "before it; right after Lift, that of the input, whose features are last."
         )
