@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -70,17 +69,6 @@ def plain_of(layer: nn.Module) -> nn.Module | None:
 def activation_of(layer: nn.Module) -> MomentActivation | None:
     """The moment activation that a layer applies, if it applies one."""
     return layer.drawn().activation if isinstance(layer, MomentLayer) else None
-
-
-def leaves(net: nn.Sequential, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Names and layers of nested ``nn.Sequential``s, in the order in which they are called."""
-    # Not named_children, which leaves out a module that comes again.
-    for name, layer in net._modules.items():
-        assert layer is not None
-        if isinstance(layer, nn.Sequential):
-            yield from leaves(layer, f"{prefix}{name}.")
-        else:
-            yield prefix + name, layer
 
 
 def share(layer: nn.Module, plain: Module) -> Module:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from covary import activations
 from covary.activations import MomentActivation
 from covary.nn import Lift
-from covary.nn.protocol import Drawn, MomentLayer, leaves
+from covary.nn.protocol import Drawn, MomentLayer
 
 _IDENTITY = activations.get("identity")
 
@@ -65,7 +65,7 @@ class Chain:
                 "A stochastic network is made from an nn.Sequential, whose layers follow each "
                 f"other; got {type(net).__name__}."
             )
-        layers = list(leaves(net))
+        layers = list(_leaves(net))
         places = [i for i, (_, layer) in enumerate(layers) if isinstance(layer, Lift)]
         if len(places) != 1:
             raise ValueError(
@@ -120,6 +120,17 @@ class Chain:
             for module, training in modes:
                 module.training = training
         return signal
+
+
+def _leaves(net: nn.Sequential, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Names and layers of nested ``nn.Sequential``s, in the order in which they are called."""
+    # Not named_children, which leaves out a module that comes again.
+    for name, layer in net._modules.items():
+        assert layer is not None
+        if isinstance(layer, nn.Sequential):
+            yield from _leaves(layer, f"{prefix}{name}.")
+        else:
+            yield prefix + name, layer
 
 
 def _stages(layers: list[tuple[str, nn.Module]]) -> Iterator[Stage]:

@@ -1,4 +1,4 @@
-"""What the layers of a network look like for a sample: a few numbers from each."""
+"""Features of a sample for the fitted score: a few numbers from each layer of a network."""
 
 from __future__ import annotations
 
