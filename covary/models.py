@@ -1,4 +1,4 @@
-"""Builders of whole networks, and ways to hold the covariance of one that exists."""
+"""Builders of whole networks; twins of a network with another covariance or other noise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from covary import activations
 from covary.activations import LIF, MomentActivation
 from covary.covariance import check_name
-from covary.nn import Activation, BatchNorm1d, Dropout, Lift, Linear, Noise
+from covary.nn import Activation, BatchNorm1d, Dropout, Lift, Linear, Noise, Noisy
 from covary.nn.checks import check_exact_width, check_noise
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -311,9 +311,9 @@ def noise_of(net: nn.Module) -> list[float]:
     return [layer.noise for layer in noisy_layers(net)]
 
 
-def noisy_layers(net: nn.Module) -> list[Lift | Noise]:
+def noisy_layers(net: nn.Module) -> list[Noisy]:
     """The layers that add noise, in order."""
-    return [layer for layer in net.modules() if isinstance(layer, Lift | Noise)]
+    return [layer for layer in net.modules() if isinstance(layer, Noisy)]
 
 
 def have_tracking_buffers(net: nn.Module) -> None:

@@ -19,7 +19,8 @@ from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from covary.models import have_tracking_buffers, noisy_layers
-from covary.nn import Lift, Noise
+from covary.nn import Lift, Noisy
+from covary.nn.protocol import taken
 from covary.settings import covariance_is_supervised, is_autocast
 from covary.training.batches import count, divided, shuffled
 
@@ -107,6 +108,23 @@ class Replicas(nn.Module):
         for layer, noise in zip(noisy_layers(replica), self.noises[index].tolist(), strict=True):
             layer.noise = noise
         return replica
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Parameters, buffers and noises of all replicas, (R, *shape), by their usual names."""
+        with _noise_of(self.stacked, self.noises.T):
+            return super().state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        named = self.stacked.named_modules(prefix=f"{prefix}stacked")
+        noisy = [(path, layer) for path, layer in named if isinstance(layer, Noisy)]
+        for index, (path, layer) in enumerate(noisy):
+            saved = state_dict.get(f"{path}.noise")
+            if saved is not None and saved.shape == (self.size,):
+                taken(saved.tolist(), self.noises[:, index].tolist(), path)
+                self.noises[:, index] = saved
+                # The layer's own number is not used, but it loads one.
+                layer.noise, state_dict[f"{path}.noise"] = saved[0].item(), saved[0]
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def extra_repr(self) -> str:
         """How many there are."""
@@ -335,13 +353,10 @@ def _architecture(module: nn.Module) -> list[str]:
     """All of a module but the numbers in it, as lines to compare and to show."""
     lines = []
     for path, part in module.named_modules():
-        if isinstance(part, Lift | Noise):
+        says = part.extra_repr()
+        if isinstance(part, Noisy):
             # Their noise is theirs to choose.
-            says = getattr(part, "covariance", "")
-            if getattr(part, "exact_width", None) is not None:
-                says += f", exact_width={part.exact_width}"
-        else:
-            says = part.extra_repr()
+            says = says.replace(f"noise={part.noise:g}", "").removeprefix(", ")
         lines.append(f"{path} = {type(part).__name__}({says})")
     for name, value in _tensors(module).items():
         lines.append(f"{name} of shape {tuple(value.shape)} and type {value.dtype}")

@@ -1,32 +1,72 @@
 """Two switches, each a context manager: what gradients reach, and which checks run.
 
-Both hold for the current thread and for the forward pass made inside the ``with`` block;
-``backward()`` may be called outside it, unless activation checkpointing makes it repeat the forward
-pass.
+Both hold for the forward pass made inside the ``with`` block; ``backward()`` may be called outside
+it, unless activation checkpointing makes it repeat the forward pass. Threads and asyncio tasks have
+switches of their own: a thread starts with the defaults, a task with those of whoever created it.
+A generator shares the switches of its caller, so a block that it leaves open at a ``yield`` holds
+for the caller too, until the generator goes on or is closed.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 
 import torch
 
+_current: ContextVar[_Settings] = ContextVar("covary settings")
 
-class _Settings(threading.local):
-    def __init__(self) -> None:  # runs once in each thread
-        # On the instance, not on the class: torch.compile guards what it finds there, and compiles
-        # again when a switch is turned.
+
+class _Settings:
+    """The switches as the open blocks, (name, enabled) each, have set them, the innermost last."""
+
+    # property() calls its function with the object, and ContextVar.get takes that as the default:
+    # _defaults.current is _defaults itself where no block was ever opened. torch.compile cannot
+    # trace ContextVar.get, but it looks up a property that is made of a C function each time it
+    # checks a compiled graph, and so compiles again when a switch is turned.
+    current = property(_current.get)
+
+    def __init__(self, *blocks: tuple[str, bool]) -> None:
+        self.blocks = blocks
         self.supervise_covariance = False
         self.check_values = True
+        for name, enabled in blocks:
+            setattr(self, name, enabled)
+        self.traced: _Settings | None = None
 
 
-_settings = _Settings()
+_defaults = _Settings()
+
+
+def _now() -> _Settings:
+    settings: _Settings = _defaults.traced or _defaults.current
+    return settings
 
 
 @contextmanager
-def supervise_covariance(enabled: bool = True) -> Iterator[None]:
+def _block(name: str, enabled: bool) -> Iterator[None]:
+    block = (name, enabled)
+    if torch.compiler.is_compiling():
+        # Within a compiled function. Nothing else runs before such a block ends, and an attribute
+        # can be traced.
+        before = _defaults.traced
+        _defaults.traced = _Settings(*_now().blocks, block)
+        try:
+            yield
+        finally:
+            _defaults.traced = before
+        return
+    _current.set(_Settings(*_now().blocks, block))
+    try:
+        yield
+    finally:
+        # Not what was before: blocks of generators may end in any order.
+        left = [each for each in _now().blocks if each is not block]
+        _current.set(_Settings(*left) if left else _defaults)
+
+
+def supervise_covariance(enabled: bool = True) -> AbstractContextManager[None]:
     """Let gradients flow through the covariance too (SMSC) within this block.
 
     The default everywhere in covary is SMUC, supervised mean and unsupervised covariance: gradients
@@ -43,38 +83,27 @@ def supervise_covariance(enabled: bool = True) -> Iterator[None]:
         >>> net.linear1.weight.grad.shape
         torch.Size([8, 4])
     """
-    previous = _settings.supervise_covariance
-    _settings.supervise_covariance = enabled
-    try:
-        yield
-    finally:
-        _settings.supervise_covariance = previous
+    return _block("supervise_covariance", enabled)
 
 
-@contextmanager
-def check_values(enabled: bool) -> Iterator[None]:
+def check_values(enabled: bool) -> AbstractContextManager[None]:
     """Switch the checks that read every input value (is it NaN or infinite?) on or off.
 
     Checks of types and shapes cost nothing and always run. Within ``torch.compile`` and
     ``torch.func.vmap``, where values cannot be looked at, this check is always off.
     """
-    previous = _settings.check_values
-    _settings.check_values = enabled
-    try:
-        yield
-    finally:
-        _settings.check_values = previous
+    return _block("check_values", enabled)
 
 
 def covariance_is_supervised() -> bool:
     """Whether gradients flow through the covariance at this moment (SMSC)."""
-    return _settings.supervise_covariance and torch.is_grad_enabled()
+    return _now().supervise_covariance and torch.is_grad_enabled()
 
 
 def values_are_checked() -> bool:
     """Whether layers look for NaN and infinity in their input at this moment."""
     # A compiled graph must not depend on the values it is given.
-    return _settings.check_values and not torch.compiler.is_compiling()
+    return not torch.compiler.is_compiling() and _now().check_values
 
 
 def covariance_grad() -> AbstractContextManager[None]:

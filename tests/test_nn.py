@@ -180,7 +180,7 @@ def plain_twin(net: nn.Sequential) -> nn.Sequential:
             layers.append(plain[repr(layer.activation)])
         elif isinstance(layer, covary.nn.Dropout):
             layers.append(nn.Dropout(layer.p))
-        if layers and layer.state_dict():
+        if isinstance(layer, covary.nn.Linear | covary.nn.BatchNorm1d):
             kept = layers[-1].state_dict()  # all but what tracks a covariance
             layers[-1].load_state_dict({name: layer.state_dict()[name] for name in kept})
     return nn.Sequential(*layers)
@@ -275,11 +275,16 @@ def test_bad_arguments_are_named(build, message):
             ValueError,
             r"got \(2, 1, 28, 28\)\. Put a covary\.nn\.Flatten",
         ),
+        (
+            torch.zeros(2, 7, 4),
+            ValueError,
+            r"Features are last.*7 steps of 4 features .*x\.flatten\(0, 1\).*all 28 .*Flatten",
+        ),
         (torch.zeros(4), ValueError, r"got \(4,\)\. Give a single sample a batch .*x\[None\]"),
         (torch.zeros(2, 4, dtype=torch.uint8), TypeError, r"got torch\.uint8\. Convert .*x\.float"),
         (torch.zeros(2, 4).half(), TypeError, r"float32 or float64 .*got torch\.float16"),
         (torch.zeros(2, 4).double(), TypeError, r"torch\.float32 weights .*net\.double"),
-        (torch.zeros(2, 3), ValueError, "Linear expects 4 features, got 3.*Flatten"),
+        (torch.zeros(2, 3), ValueError, "Linear expects 4 features, got 3.*that of the input"),
         ([[0.0] * 4], TypeError, "Lift takes a Tensor, got list"),
         (torch.tensor([[0, 1, math.nan, 3.0]]), ValueError, r"1 NaN or infinite .*at \[0, 2\]"),
         (torch.full((2, 4), math.inf), ValueError, "8 NaN or infinite"),
@@ -340,7 +345,9 @@ def test_layers_print_well():
     tracked = covary.nn.Lift(0.2, "tracked", exact_width=8)
     assert repr(tracked) == "Lift(noise=0.2, covariance='tracked', exact_width=8)"
     assert repr(covary.nn.Linear(4, 2)) == "Linear(in_features=4, out_features=2, bias=True)"
-    assert repr(covary.nn.ReLU()) == "Activation(relu)"
+    assert repr(covary.nn.Activation("relu")) == "Activation(relu)"
+    assert repr(covary.nn.ReLU()) == "ReLU()"
+    assert repr(covary.nn.LeakyReLU(0.25)) == "LeakyReLU(negative_slope=0.25)"
     assert repr(covary.nn.Noise(0.1)) == "Noise(noise=0.1)"
     assert repr(covary.nn.Dropout(0.1)) == "Dropout(p=0.1)"
     assert repr(covary.nn.BatchNorm1d(4)) == "BatchNorm1d(4, eps=1e-05, momentum=0.1)"

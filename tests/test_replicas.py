@@ -315,9 +315,10 @@ def test_each_replica_has_the_batches_it_would_have_alone():
         (lambda: covary.mlp([3, 8, 1], activation="heaviside"), r"heaviside.*where.*relu"),
         (lambda: covary.mlp([3, 9, 1]), r"in_features=3, out_features=9"),
         (lambda: covary.mlp([3, 8, 8, 1]), "replica 1 has"),
-        (lambda: covary.mlp([3, 8, 1], covariance="shared"), r"Lift\(shared\).*Lift\(full\)"),
+        (lambda: covary.mlp([3, 8, 1], covariance="shared"), "'shared'.*Lift.*'full'"),
         (lambda: covary.mlp([3, 8, 1]).double(), "float64"),
-        (lambda: tracking(exact_width=8), r"Lift\(tracked, exact_width=8\).*Lift\(full\)"),
+        (lambda: tracking(exact_width=8), "'tracked', exact_width=8.*'full'"),
+        (lambda: covary.mlp([3, 8, 1], poisson=True), "poisson=True"),
     ],
 )
 def test_other_architectures_are_refused(other, message):

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covary.baselines.plain import units_of
 from covary.covariance import Diagonal, Full
 from covary.moments import Moments
+from covary.nn.units import Rescale, before_units
 from covary.uncertainty import scores
 
 # Up to so many weights their whole curvature is taken, beyond it a Kronecker product.
@@ -96,7 +96,7 @@ def fit_classifier(
         precisions: of the prior, to choose from.
         most_weights: of the last layer, beyond which its curvature is a Kronecker product.
     """
-    trunk, last = _divided(net)
+    trunk, last, _ = _divided(net)
     classes, n = last.out_features, last.in_features + 1
     weight = _weights(last)
     whole = classes * n <= most_weights
@@ -180,8 +180,7 @@ def fit_regressor(net: nn.Sequential, x: Tensor, y: Tensor) -> nn.Sequential:
         x: (n, ...) the inputs that it was trained on.
         y: (n, t) their targets.
     """
-    trunk, _ = _divided(net)
-    units = units_of(net)
+    trunk, _, units = _divided(net)
     features = torch.cat(list(_features(trunk, x)))
     target = y.to(features)
     if units is not None:
@@ -235,22 +234,21 @@ def head_state(net: nn.Sequential) -> dict[str, Tensor]:
 
 def with_head(net: nn.Sequential, state: Mapping[str, Tensor]) -> nn.Sequential:
     """The conventional network with the last layer that ``head_state`` kept."""
-    trunk, _ = _divided(net)
-    units = units_of(net)
+    trunk, _, units = _divided(net)
     head = BayesianHead(**state) if "noise" in state else LaplaceHead(**state)
     return nn.Sequential(*trunk, head, *([] if units is None else [units])).eval()
 
 
-def _divided(net: nn.Sequential) -> tuple[nn.Sequential, nn.Linear]:
-    """The layers that make features, and the last weights."""
-    layers = list(net) if units_of(net) is None else list(net)[:-1]
+def _divided(net: nn.Sequential) -> tuple[nn.Sequential, nn.Linear, Rescale | None]:
+    """The layers that make features, the last weights, and the units of the outputs, if any."""
+    layers, units = before_units(net)
     last = layers.pop()
     if not isinstance(last, nn.Linear):
         raise ValueError(
             f"A Bayesian last layer needs a conventional network that ends with an nn.Linear; this "
             f"ends with {type(last).__name__}."
         )
-    return nn.Sequential(*layers).eval(), last
+    return nn.Sequential(*layers).eval(), last, units
 
 
 @torch.no_grad()

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covary.baselines.objectives import LEAST_VARIANCE
-from covary.baselines.plain import units_of
 from covary.covariance import Diagonal
 from covary.moments import Moments
+from covary.nn.units import before_units
 from covary.uncertainty.calibration import combined
 
 
@@ -106,9 +106,8 @@ def with_variance_head(net: nn.Sequential) -> nn.Sequential:
     The last weight gets a second row for each target, newly initialised (a variance of about 0.7
     in standardised units); the rest is shared.
     """
-    layers = list(net)
-    units = units_of(net)
-    last = layers[-1] if units is None else layers[-2]
+    layers, units = before_units(net)
+    last = layers.pop()
     if not isinstance(last, nn.Linear):
         raise ValueError(f"The last layer should be an nn.Linear, got {type(last).__name__}.")
     bias, targets = last.bias is not None, last.out_features
@@ -117,5 +116,4 @@ def with_variance_head(net: nn.Sequential) -> nn.Sequential:
         both.weight[:targets] = last.weight
         if bias:
             both.bias[:targets] = last.bias
-    trunk = layers[: -1 if units is None else -2]
-    return nn.Sequential(*trunk, both, GaussianHead(), *([] if units is None else [units])).eval()
+    return nn.Sequential(*layers, both, GaussianHead(), *([] if units is None else [units])).eval()

@@ -8,8 +8,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covary.baselines.plain import units_of
 from covary.moments import Moments
+from covary.nn.units import before_units
 from covary.settings import supervise_covariance
 
 # Of standardised targets: a variance that is 0 has no likelihood.
@@ -74,10 +74,10 @@ class GaussianLikelihood(nn.Module):
 
 def _standardised(net: nn.Sequential, x: Tensor, y: Tensor) -> tuple[Any, Tensor, Tensor | float]:
     """What a network gives before its outputs get their units, targets alike, and the units."""
-    units = units_of(net)
-    if units is None:
-        return net(x), y, 1.0
+    layers, units = before_units(net)
     out: Any = x
-    for layer in list(net)[:-1]:
+    for layer in layers:
         out = layer(out)
+    if units is None:
+        return out, y, 1.0
     return out, (y - units.shift) / units.scale, units.scale

@@ -1,12 +1,16 @@
-"""The conventional network of the same layers."""
+"""The conventional network of the same layers and weights."""
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from collections.abc import Iterator
+
+from torch import nn
 
 from covary import activations
 from covary.activations import MomentActivation
-from covary.nn import Activation, BatchNorm1d, Dropout, Lift, Linear, Noise, Rescale
+from covary.nn import Dropout
+from covary.nn.layers import Function
+from covary.nn.protocol import activation_of, plain_of
 
 
 def plain(
@@ -15,10 +19,12 @@ def plain(
     """The conventional network of the same weights: means alone, without noise or covariance.
 
     Parameters and buffers are shared: training either changes both. Layers in front of ``Lift``
-    (a trunk) are conventional already and stay as they are. In evaluation mode.
+    (a trunk) are conventional already and stay as they are; each other one says itself what it is
+    in a conventional network (``plain``). In evaluation mode.
 
     Args:
-        net: a moment neural network, layer after layer.
+        net: a moment neural network, layer after layer. An ``nn.Sequential`` within it that has
+            layers of moments is replaced by its layers.
         dropout: probability of ``nn.Dropout`` behind each activation; what the network itself has
             for training does not count.
         activation: in place of the network's own. The heaviside function needs one to be trained:
@@ -37,14 +43,7 @@ def plain(
     if not 0 <= dropout < 1:
         raise ValueError(f"plain needs a dropout probability in [0, 1), got {dropout}.")
     chosen = None if activation is None else activations.get(activation)
-    layers: list[nn.Module] = []
-    for layer in net:
-        if isinstance(layer, Lift | Noise | Dropout):
-            continue  # they are for covariances, or for another training
-        layers.append(_plain(layer, chosen))
-        if dropout and isinstance(layer, Activation):
-            layers.append(nn.Dropout(dropout))
-    return nn.Sequential(*layers).eval()
+    return nn.Sequential(*_layers(net, dropout, chosen)).eval()
 
 
 def has_slope(net: nn.Module) -> bool:
@@ -53,62 +52,24 @@ def has_slope(net: nn.Module) -> bool:
     Without noise a neuron is silent below threshold, and of infinite slope just above it.
     """
     step = activations.get("heaviside")
-    found = [layer.activation for layer in net.modules() if isinstance(layer, Activation)]
-    return all(each is not step and each.neuron is None for each in found)
+    found = [activation_of(layer) for layer in net.modules()]
+    return all(each is not step and each.neuron is None for each in found if each is not None)
 
 
-def _plain(layer: nn.Module, activation: MomentActivation | None) -> nn.Module:
-    if isinstance(layer, Linear):
-        bias = layer.bias is not None
-        return _like(nn.Linear(layer.in_features, layer.out_features, bias, device="meta"), layer)
-    if isinstance(layer, BatchNorm1d):
-        affine = layer.weight is not None
-        features, eps, momentum = layer.num_features, layer.eps, layer.momentum
-        return _like(nn.BatchNorm1d(features, eps, momentum, affine, device="meta"), layer)
-    if isinstance(layer, Activation):
-        return Function(activation or layer.activation)
-    if isinstance(layer, Rescale):
-        return Rescaled(layer)
-    return layer
-
-
-def _like(empty: nn.Module, layer: nn.Module) -> nn.Module:
-    state = {
-        name: value for name, value in layer.state_dict().items() if name in empty.state_dict()
-    }
-    empty.load_state_dict(state, assign=True)
-    return empty
-
-
-class Function(nn.Module):
-    """The function whose moments an activation takes."""
-
-    def __init__(self, activation: MomentActivation) -> None:
-        super().__init__()
-        self.activation = activation
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, n), unit by unit."""
-        return self.activation.function(x)
-
-    def extra_repr(self) -> str:
-        """Its name."""
-        return repr(self.activation)
-
-
-class Rescaled(nn.Module):
-    """Outputs in their original units."""
-
-    def __init__(self, layer: Rescale) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, t) as ``Rescale`` makes means."""
-        return x * self.layer.scale + self.layer.shift
-
-
-def units_of(net: nn.Sequential) -> Rescale | None:
-    """What gives the outputs their units, if that is the last layer, conventional or not."""
-    last = net[-1].layer if isinstance(net[-1], Rescaled) else net[-1]
-    return last if isinstance(last, Rescale) else None
+def _layers(
+    net: nn.Sequential, dropout: float, activation: MomentActivation | None
+) -> Iterator[nn.Module]:
+    for layer in net:
+        if isinstance(layer, nn.Sequential):
+            inner = list(_layers(layer, dropout, activation))
+            yield from [layer] if inner == list(layer) else inner
+            continue
+        plain = None if isinstance(layer, Dropout) else plain_of(layer)
+        if plain is None:
+            continue  # for covariances alone, or for another training
+        if not isinstance(plain, Function):
+            yield plain
+            continue
+        yield plain if activation is None else Function(activation)
+        if dropout:
+            yield nn.Dropout(dropout)

@@ -1,4 +1,4 @@
-"""What layers refuse, in words."""
+"""Checks of layer inputs, with error messages that name the remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from covary.moments import Moments
 
 
 def check_noise(noise: float, layer: str) -> float:
-    """The noise as a number, if it is a standard deviation."""
+    """The noise as a float; an error unless it is a finite number, 0 or more."""
     try:
         sigma = float(noise)
     except (TypeError, ValueError):
@@ -25,7 +25,7 @@ def check_noise(noise: float, layer: str) -> float:
 
 
 def check_exact_width(width: int | None, covariance: str) -> int | None:
-    """The width itself, if it is one, and the covariance one that has it."""
+    """``exact_width`` as it is; an error unless it is None, or 0 or more and for ``"tracked"``."""
     if width is None:
         return None
     try:
@@ -40,7 +40,7 @@ def check_exact_width(width: int | None, covariance: str) -> int | None:
 
 
 def check_moments(moments: Moments, layer: nn.Module, features: int | None = None) -> None:
-    """Refuse what is not Moments, or not of so many features."""
+    """Raise an error unless these are Moments, of so many features if a number is given."""
     name = type(layer).__name__
     if not isinstance(moments, Moments):
         got = (
@@ -53,5 +53,5 @@ def check_moments(moments: Moments, layer: nn.Module, features: int | None = Non
         got_features = moments.mean.shape[-1]
         raise ValueError(
             f"{name} expects {features} features, got {got_features}. Check the width of the layer "
-            "before it, or, if it comes right after Lift, whether a Flatten is missing."
+            "before it; right after Lift, that of the input, whose features are last."
         )

@@ -12,11 +12,15 @@ from covary import activations
 from covary.activations import MomentActivation
 from covary.moments import Moments
 from covary.nn.checks import check_moments, check_noise
+from covary.nn.protocol import Drawn, Noisy, share
 from covary.settings import covariance_grad, covariance_is_supervised, without_autocast
 
 
-class Noise(nn.Module):
-    """Independent noise of standard deviation ``noise`` on every unit: C -> C + noise^2 I."""
+class Noise(Noisy):
+    """Independent noise of standard deviation ``noise`` on every unit: C -> C + noise^2 I.
+
+    The noise is saved with the weights (``state_dict``), and loaded with them.
+    """
 
     def __init__(self, noise: float) -> None:
         super().__init__()
@@ -32,7 +36,10 @@ class Noise(nn.Module):
 
 
 class Activation(nn.Module):
-    """A moment activation, by name or as given by ``covary.activations``."""
+    """Layer of a moment activation, given by name or by ``covary.activations``.
+
+    mean -> E h(x), C -> covariance of h(x), for x of these moments; docs/theory.md, eq. (3).
+    """
 
     def __init__(self, activation: str | MomentActivation) -> None:
         super().__init__()
@@ -48,6 +55,28 @@ class Activation(nn.Module):
         return Moments(
             mean_of_constant_variance(mu, var, out.mean, out.gain, self.activation), activated
         )
+
+    def plain(self) -> Function:
+        """h itself, unit by unit."""
+        return Function(self.activation)
+
+    def drawn(self) -> Drawn:
+        """h(v)."""
+        return Drawn(activation=self.activation)
+
+    def extra_repr(self) -> str:
+        return repr(self.activation)
+
+
+class Function(nn.Module):
+    """The conventional layer of an activation: tensors (B, n) -> h(x), unit by unit."""
+
+    def __init__(self, activation: MomentActivation) -> None:
+        super().__init__()
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation.function(x)
 
     def extra_repr(self) -> str:
         return repr(self.activation)
@@ -148,6 +177,20 @@ class BatchNorm1d(nn.Module):
                 scale = scale * self.weight
             return Moments(normalised, moments.cov.scale(scale[None]))
 
+    def plain(self) -> nn.BatchNorm1d:
+        """``nn.BatchNorm1d`` of the same parameters and running statistics."""
+        affine = self.weight is not None
+        plain = nn.BatchNorm1d(self.num_features, self.eps, self.momentum, affine, device="meta")
+        return share(self, plain)
+
+    def drawn(self) -> Drawn:
+        """(v - running mean) weight / sqrt(running variance + eps) + bias."""
+        scale = torch.rsqrt(self.running_var + self.eps)
+        if self.weight is not None:
+            scale = scale * self.weight
+        shift = -self.running_mean * scale
+        return Drawn(scale=scale, shift=shift if self.bias is None else shift + self.bias)
+
     def extra_repr(self) -> str:
         return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}"
 
@@ -170,6 +213,14 @@ class Dropout(nn.Module):
         with without_autocast(mean.device), covariance_grad():
             return Moments(mean, moments.cov.scale(mask))
 
+    def plain(self) -> nn.Dropout:
+        """``nn.Dropout`` of the same probability."""
+        return nn.Dropout(self.p)
+
+    def drawn(self) -> Drawn:
+        """v: nothing is dropped in evaluation."""
+        return Drawn()
+
     def extra_repr(self) -> str:
         return f"p={self.p}"
 
@@ -179,3 +230,11 @@ class Flatten(nn.Module):
 
     def forward(self, x: Tensor | Moments) -> Tensor | Moments:
         return x if isinstance(x, Moments) else x.flatten(1)
+
+    def plain(self) -> Flatten:
+        """Itself."""
+        return self
+
+    def drawn(self) -> Drawn:
+        """v: moments are flat."""
+        return Drawn()

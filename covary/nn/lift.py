@@ -1,4 +1,4 @@
-"""Where a plain tensor becomes Moments."""
+"""Lift: the layer where a plain tensor becomes Moments."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from covary.covariance import Probe, Tracked, check_name, start
 from covary.moments import Moments
 from covary.nn.checks import check_exact_width, check_noise
 from covary.nn.fidelity import UNKNOWN, Fidelity, TrackingWarning, frames_to_caller
+from covary.nn.protocol import Noisy, taken
 from covary.settings import covariance_grad, is_autocast, values_are_checked
 
 # A step measures the corrections of so many units of each layer on so many of its samples.
 TRAINING_PROBE = Probe(samples=4, units=32, momentum=0.1)
 
 
-class Lift(nn.Module):
+class Lift(Noisy):
     """Plain tensor (B, n) -> Moments with covariance ``noise**2 * I``; docs/theory.md, eq. (2).
 
     For spiking neurons inputs may be rates instead (``poisson=True``): spikes per ms of independent
     Poisson processes, whose counts have the variance ``x + noise**2``.
 
     Args:
-        noise: the standard deviation sigma_1 of the input.
+        noise: the standard deviation sigma_1 of the input. It is saved with the weights
+            (``state_dict``) and loaded with them, as is ``poisson``.
         covariance: how the network holds its covariance from here on: ``"full"`` (one matrix per
             sample), ``"tracked"`` (one per sample too, but approximate, and computed only where it
             is looked at: much cheaper), ``"diagonal"`` (variances only) or ``"shared"`` (one matrix
@@ -126,8 +128,18 @@ class Lift(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         found = state_dict.get(f"{prefix}fidelity")
         self.fidelity = None if found is None else torch.empty_like(found)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        poisson = f"{prefix}poisson"
+        if f"{prefix}noise" in state_dict:
+            self.poisson = taken(poisson in state_dict, self.poisson, prefix, "poisson")
+        others = {name: value for name, value in state_dict.items() if name != poisson}
+        super()._load_from_state_dict(others, prefix, *rest)
         self._known()
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.poisson:  # a key that is there or not; of one shape with the noise
+            noise = destination[f"{prefix}noise"]
+            destination[f"{prefix}poisson"] = torch.ones_like(noise, dtype=torch.bool)
 
     def extra_repr(self) -> str:
         width = "" if self.exact_width is None else f", exact_width={self.exact_width}"
@@ -150,14 +162,23 @@ def _check_liftable(x: Tensor) -> None:
     if x.dim() != 2:
         raise ValueError(
             f"Lift expects input of shape (batch, features), got {tuple(x.shape)}. "
-            + (
-                "Put a covary.nn.Flatten before it."
-                if x.dim() > 2
-                else "Give a single sample a batch dimension: x[None]."
-            )
+            + _to_two_dimensions(x)
         )
     if values_are_checked():
         _check_finite(x)
+
+
+def _to_two_dimensions(x: Tensor) -> str:
+    if x.dim() < 2:
+        return "Give a single sample a batch dimension: x[None]."
+    if x.dim() > 3:
+        return "Put a covary.nn.Flatten before it."
+    _, steps, features = x.shape
+    return (
+        f"Features are last. To treat {steps} steps of {features} features each as samples, give "
+        f"it x.flatten(0, 1); if all {steps * features} numbers are features of one sample, put a "
+        "covary.nn.Flatten before it."
+    )
 
 
 def _check_rates(x: Tensor) -> None:

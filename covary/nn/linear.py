@@ -1,4 +1,4 @@
-"""Weights."""
+"""Linear layer: mean -> W mean + b, covariance -> W C W^T."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from covary.covariance import Probe, Tracked
 from covary.covariance.tracked import Memo
 from covary.moments import Moments
 from covary.nn.checks import check_moments
+from covary.nn.protocol import Drawn, share
 from covary.settings import covariance_grad, without_autocast
 
 
@@ -119,6 +120,15 @@ class Linear(nn.Module):
             self.begin_tracking(anew=True)
             state_dict = state_dict | {names[0]: self.log_correction, names[1]: self.probed}
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def plain(self) -> nn.Linear:
+        """``nn.Linear`` of the same parameters."""
+        bias = self.bias is not None
+        return share(self, nn.Linear(self.in_features, self.out_features, bias, device="meta"))
+
+    def drawn(self) -> Drawn:
+        """W v + b."""
+        return Drawn(weight=self.weight, shift=self.bias)
 
     def extra_repr(self) -> str:
         bias = self.bias is not None

@@ -2,50 +2,78 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from covary import activations
 from covary.nn.layers import Activation
 
 
-def Heaviside() -> Activation:
+class _Named(Activation):
+    """An activation without options; ``name`` is its name in ``covary.activations``."""
+
+    name: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__(self.name)
+
+    def extra_repr(self) -> str:
+        return ""
+
+
+class Heaviside(_Named):
     """The Heaviside step: 1 for x >= 0, else 0."""
-    return Activation("heaviside")
+
+    name = "heaviside"
 
 
-def ReLU() -> Activation:
-    """The rectified linear unit."""
-    return Activation("relu")
+class ReLU(_Named):
+    """The rectified linear unit: max(x, 0)."""
+
+    name = "relu"
 
 
-def LeakyReLU(negative_slope: float = 0.01) -> Activation:
-    """The leaky rectified linear unit."""
-    return Activation(activations.leaky_relu(negative_slope))
+class LeakyReLU(Activation):
+    """The leaky rectified linear unit: x for x >= 0, else ``negative_slope`` x."""
+
+    def __init__(self, negative_slope: float = 0.01) -> None:
+        super().__init__(activations.leaky_relu(negative_slope))
+        self.negative_slope = negative_slope
+
+    def extra_repr(self) -> str:
+        return f"negative_slope={self.negative_slope}"
 
 
-def GELU() -> Activation:
+class GELU(_Named):
     """x Phi(x), exactly (not its tanh approximation)."""
-    return Activation("gelu")
+
+    name = "gelu"
 
 
-def Probit() -> Activation:
+class Probit(_Named):
     """Phi(x), the standard normal distribution function."""
-    return Activation("probit")
+
+    name = "probit"
 
 
-def Tanh() -> Activation:
+class Tanh(_Named):
     """tanh(x), by quadrature."""
-    return Activation("tanh")
+
+    name = "tanh"
 
 
-def Sigmoid() -> Activation:
+class Sigmoid(_Named):
     """The logistic function, by quadrature."""
-    return Activation("sigmoid")
+
+    name = "sigmoid"
 
 
-def SiLU() -> Activation:
+class SiLU(_Named):
     """x sigmoid(x), by quadrature."""
-    return Activation("silu")
+
+    name = "silu"
 
 
-def Softplus() -> Activation:
+class Softplus(_Named):
     """log(1 + exp(x)), by quadrature."""
-    return Activation("softplus")
+
+    name = "softplus"

@@ -1,4 +1,4 @@
-"""From the units of data to those of a network, and back."""
+"""Layers between the units of data and those of a network: Standardize before, Rescale behind."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from covary.moments import Moments
 from covary.nn.checks import check_moments
+from covary.nn.protocol import Drawn
 from covary.settings import covariance_grad
 
 
@@ -64,6 +65,40 @@ class Rescale(nn.Module):
         mean = moments.mean * self.scale + self.shift
         with covariance_grad():
             return Moments(mean, moments.cov.scale(self.scale.expand(1, mean.shape[-1])))
+
+    def plain(self) -> Rescaled:
+        """The same for tensors."""
+        return Rescaled(self)
+
+    def drawn(self) -> Drawn:
+        """v scale + shift."""
+        return Drawn(scale=self.scale, shift=self.shift)
+
+
+class Rescaled(nn.Module):
+    """The conventional layer of a ``Rescale``: tensors (B, t) -> x * scale + shift."""
+
+    def __init__(self, layer: Rescale) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.layer.scale + self.layer.shift
+
+
+def before_units(net: nn.Module) -> tuple[list[nn.Module], Rescale | None]:
+    """The layers of a network without the one that gives outputs their units, and that one.
+
+    It is the last layer, ``Rescale`` or its conventional version, of an ``nn.Sequential``, or of
+    one that is the last of another. Of other modules nobody knows which of their layers is the
+    last; they count as one layer, without units.
+    """
+    if isinstance(net, nn.Sequential) and len(net):
+        *layers, last = net
+        before, units = before_units(last)
+        return [*layers, *before], units
+    last = net.layer if isinstance(net, Rescaled) else net
+    return ([], last) if isinstance(last, Rescale) else ([net], None)
 
 
 def _usable(scale: Tensor, layer: str) -> Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from covary.data import Schema
 from covary.data.locking import held
+from covary.nn import Noisy
 from covary.runs.config import RunConfig
 from covary.training.checkpoint import read, snapshot_path, write_atomically
 
@@ -239,10 +240,19 @@ def _is_tracking(name: str) -> bool:
 
 
 def weights_digest(net: nn.Module) -> str:
-    """SHA-256 of a network's parameters and buffers, to know it by; not of how it tracks."""
+    """SHA-256 of a network's parameters and buffers, to know it by; not of how it tracks.
+
+    Nor of its noise, which the configuration of a run has.
+    """
+    noises = {
+        f"{path}.{key}".lstrip(".")
+        for path, layer in net.named_modules(remove_duplicate=False)
+        if isinstance(layer, Noisy)
+        for key in ("noise", "poisson")
+    }
     digest = hashlib.sha256()
     for name, value in net.state_dict().items():
-        if _is_tracking(name):
+        if _is_tracking(name) or name in noises:
             continue
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().numpy().tobytes())

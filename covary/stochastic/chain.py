@@ -1,4 +1,4 @@
-"""What a moment neural network says of the stochastic network behind it: weights and noise."""
+"""The stochastic network that a moment neural network describes, as a chain of stages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from covary import activations
 from covary.activations import MomentActivation
-from covary.nn import Activation, BatchNorm1d, Dropout, Flatten, Lift, Linear, Noise, Rescale
+from covary.nn import Lift
+from covary.nn.protocol import Drawn, MomentLayer
 
 _IDENTITY = activations.get("identity")
 
@@ -122,6 +123,7 @@ class Chain:
 
 
 def _leaves(net: nn.Sequential, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Names and layers of nested ``nn.Sequential``s, in the order in which they are called."""
     # Not named_children, which leaves out a module that comes again.
     for name, layer in net._modules.items():
         assert layer is not None
@@ -135,56 +137,44 @@ def _stages(layers: list[tuple[str, nn.Module]]) -> Iterator[Stage]:
     """Weights, with what scales them, noise and activation: complete when other weights follow."""
     stage: Stage | None = None
     for name, layer in layers:
-        if isinstance(layer, Dropout | Flatten):
-            continue  # nothing, in evaluation
-        if isinstance(layer, Linear):
+        if not isinstance(layer, MomentLayer):
+            raise _misplaced(name, layer, "behind covary.nn.Lift")
+        drawn = layer.drawn()
+        if drawn.is_nothing:
+            continue
+        if drawn.weight is not None:
             if stage is not None:
                 yield stage
-            bias = layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias
-            stage = Stage(name, layer.weight.detach(), bias.detach(), 0.0, _IDENTITY)
-            continue
-        if stage is None:
+            weight = drawn.weight.detach()
+            stage = Stage(name, weight, weight.new_zeros(len(weight)), 0.0, _IDENTITY)
+        elif stage is None:
             raise _misplaced(name, layer, "before the first weights")
-        if isinstance(layer, BatchNorm1d | Rescale):
-            stage = _scaled(stage, name, layer)
-        elif isinstance(layer, Noise):
-            if stage.activation is not _IDENTITY:
-                raise _misplaced(name, layer, "behind an activation, where no noise belongs")
-            stage = replace(stage, name=name, noise=(stage.noise**2 + layer.noise**2) ** 0.5)
-        elif isinstance(layer, Activation):
-            if stage.activation is not _IDENTITY:
-                raise _misplaced(name, layer, "behind another activation")
-            stage = replace(stage, name=name, activation=layer.activation)
-        else:
-            raise _misplaced(name, layer, "behind covary.nn.Lift")
+        stage = _with(stage, name, layer, drawn)
     if stage is not None:
         yield stage
 
 
-def _scaled(stage: Stage, name: str, layer: BatchNorm1d | Rescale) -> Stage:
-    """The stage with a layer that scales and shifts its results folded into the weights."""
-    if stage.noise or stage.activation is not _IDENTITY:
-        raise _misplaced(name, layer, "behind noise or an activation")
-    if isinstance(layer, Rescale):
-        scale, shift = layer.scale, layer.shift
-    else:
-        scale = torch.rsqrt(layer.running_var + layer.eps)
-        if layer.weight is not None:
-            scale = scale * layer.weight
-        shift = -layer.running_mean * scale
-        if layer.bias is not None:
-            shift = shift + layer.bias
-    weight, bias = stage.weight, stage.bias
-    return replace(
-        stage,
-        name=name,
-        weight=(weight * scale.expand(len(weight))[:, None]).detach(),
-        bias=(bias * scale + shift).detach(),
-    )
+def _with(stage: Stage, name: str, layer: nn.Module, drawn: Drawn) -> Stage:
+    """The stage with what another layer does behind it; scale and shift go into the weights."""
+    weight, bias, noise, activation = stage.weight, stage.bias, stage.noise, stage.activation
+    if activation is not _IDENTITY:
+        raise _misplaced(name, layer, "behind an activation")
+    if drawn.scale is not None or drawn.shift is not None:
+        if noise:
+            raise _misplaced(name, layer, "behind noise")
+        if drawn.scale is not None:
+            weight = weight * drawn.scale.detach().expand(len(weight))[:, None]
+            bias = bias * drawn.scale.detach()
+        if drawn.shift is not None:
+            bias = bias + drawn.shift.detach()
+    if drawn.noise is not None:
+        noise = (noise**2 + drawn.noise**2) ** 0.5
+    return Stage(name, weight, bias, noise, drawn.activation or activation)
 
 
 def _misplaced(name: str, layer: nn.Module, where: str) -> ValueError:
     return ValueError(
-        f"No stochastic network is known for {name} ({layer}) {where}. It is known for Linear, "
-        "then BatchNorm1d or Rescale, Noise and Activation, again and again."
+        f"No stochastic network is known for {name} ({layer}) {where}. It is known for weights, "
+        "then what scales and shifts (BatchNorm1d, Rescale), noise and an activation, again and "
+        "again, of layers with the methods of covary.nn.MomentLayer."
     )

@@ -1,4 +1,4 @@
-"""What is minimised: a loss of the mean alone, which is what SMUC says."""
+"""Objectives of training: losses of the network's mean alone, as SMUC asks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covary.moments import Moments
-from covary.nn import Rescale
+from covary.nn.units import before_units
 
 
 class ClassificationLoss(nn.Module):
@@ -34,9 +34,10 @@ class ClassificationLoss(nn.Module):
 class RegressionLoss(nn.Module):
     """(x, y) -> mean squared error of the network's mean, in the units that it computes in.
 
-    Where the last layer is a ``covary.nn.Rescale``, the error is taken before it, against targets
-    standardised alike: so targets of any size and offset are learnt alike, and are not rounded to
-    what float32 has left of them.
+    Where the last layer is a ``covary.nn.Rescale``, also of nested ``nn.Sequential``s, the error is
+    taken before it, against targets standardised alike: so targets of any size and offset are
+    learnt alike, and are not rounded to what float32 has left of them. Which layer of another
+    module is the last is not known: its error is taken in the target's units.
     """
 
     statistic = "mae"
@@ -47,14 +48,12 @@ class RegressionLoss(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Loss, and mean absolute error in the target's units, of (B, ...) and (B, t)."""
-        layers = list(self.net) if isinstance(self.net, nn.Sequential) else [self.net]
-        last, scale = layers[-1], None
-        if isinstance(last, Rescale):
-            layers.pop()
-            y, scale = (y - last.shift) / last.scale, last.scale
+        layers, units = before_units(self.net)
         out: Any = x
         for layer in layers:
             out = layer(out)
+        if units is not None:
+            y = (y - units.shift) / units.scale
         gap = out.mean - y.to(out.mean.dtype)
-        error = gap.detach() if scale is None else gap.detach() * scale
+        error = gap.detach() if units is None else gap.detach() * units.scale
         return gap.square().mean(), error.abs().mean().to(gap.dtype)

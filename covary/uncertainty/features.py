@@ -1,4 +1,4 @@
-"""What the layers of a network look like for a sample: a few numbers from each."""
+"""Features of a sample for the fitted score: a few numbers from each layer of a network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from covary.models import noise_of, with_covariance, with_noise
 from covary.moments import Moments
-from covary.nn import Activation, Lift, Linear
+from covary.nn import Lift
+from covary.nn.protocol import activation_of, plain_of
 
 Value = TypeVar("Value")
 
@@ -51,12 +52,11 @@ def watch_moments(net: nn.Module) -> Iterator[Watched[Moments]]:
     def enter(_: nn.Module, inputs: tuple[Tensor, ...], __: Moments) -> None:
         seen.entrance.append(inputs[0])
 
-    hooks: dict[nn.Module, Callable[[Any, Any, Any], None]] = {}
-    for layer in net.modules():
-        if isinstance(layer, Activation):
-            hooks[layer] = keep
-        elif isinstance(layer, Lift):
-            hooks[layer] = enter
+    hooks: dict[nn.Module, Callable[[Any, Any, Any], None]] = {
+        layer: enter if isinstance(layer, Lift) else keep
+        for layer in net.modules()
+        if isinstance(layer, Lift) or activation_of(layer) is not None
+    }
     with _hooked(net, seen, hooks):
         yield seen
 
@@ -68,7 +68,7 @@ def watch_means(net: nn.Module) -> Iterator[Watched[Tensor]]:
     What one of them gives goes into an activation, what the next one takes came out of it.
     """
     seen: Watched[Tensor] = Watched()
-    layers = [layer for layer in net.modules() if isinstance(layer, nn.Linear | Linear)]
+    layers = [layer for layer in net.modules() if isinstance(plain_of(layer), nn.Linear)]
 
     def keep(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         (seen.entrance if layer is layers[0] else seen.after).append(mean_of(inputs[0]))

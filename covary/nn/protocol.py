@@ -1,0 +1,125 @@
+"""What a layer says of itself, so that nobody has to know its class: plain version, draw, noise."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from covary.activations import MomentActivation
+from covary.nn.fidelity import frames_to_caller
+
+Module = TypeVar("Module", bound=nn.Module)
+Value = TypeVar("Value", float, bool, list[float])
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a layer does in evaluation to one drawn value v (n,): h((W v) scale + shift + noise z).
+
+    None stands for what a layer does not do; z is standard normal, independent for each unit.
+
+    Attributes:
+        weight: W (m, n).
+        scale: (m,), or () for all units.
+        shift: (m,), or () for all units.
+        noise: a standard deviation.
+        activation: h, whose ``function`` is applied.
+    """
+
+    weight: Tensor | None = None
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    noise: float | None = None
+    activation: MomentActivation | None = None
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether what comes out is v."""
+        return all(value is None for value in vars(self).values())
+
+
+@runtime_checkable
+class MomentLayer(Protocol):
+    """A layer that takes or gives Moments. Any ``nn.Module`` with these two methods is one.
+
+    ``covary.stochastic`` simulates it, ``covary.baselines.plain`` has its conventional version, and
+    ``covary.uncertainty`` finds weights and activations by them. Modules without these methods
+    are conventional layers.
+    """
+
+    def plain(self) -> nn.Module | None:
+        """The conventional layer, tensors (B, n) -> (B, m), that shares this one's parameters.
+
+        None: there is none, because the layer changes covariances alone.
+        """
+
+    def drawn(self) -> Drawn:
+        """What the layer does to a drawn value, in evaluation; of tensors that are there now."""
+
+
+def plain_of(layer: nn.Module) -> nn.Module | None:
+    """The conventional version of a layer: itself if it is conventional."""
+    return layer.plain() if isinstance(layer, MomentLayer) else layer
+
+
+def activation_of(layer: nn.Module) -> MomentActivation | None:
+    """The moment activation that a layer applies, if it applies one."""
+    return layer.drawn().activation if isinstance(layer, MomentLayer) else None
+
+
+def share(layer: nn.Module, plain: Module) -> Module:
+    """``plain`` with the parameters and buffers of ``layer`` in place of its own of these names."""
+    for name in (*plain._parameters, *plain._buffers):
+        setattr(plain, name, getattr(layer, name))
+    return plain
+
+
+class Noisy(nn.Module):
+    """A layer that adds noise of standard deviation ``noise``, which is saved with the weights.
+
+    ``state_dict`` has it as a float64 tensor (). It is an attribute and no buffer, so that the
+    networks that ``covary.with_noise`` makes share buffers and differ in noise. Loading a file with
+    another noise takes that noise, and warns; files without any are loaded as they are.
+    """
+
+    noise: float
+
+    def plain(self) -> None:
+        """None: noise has no effect on a conventional network."""
+
+    def drawn(self) -> Drawn:
+        """v + noise z."""
+        return Drawn(noise=self.noise)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        noise = torch.as_tensor(self.noise, dtype=torch.float64, device="cpu")
+        destination[f"{prefix}noise"] = noise.clone()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        key = f"{prefix}noise"
+        saved = state_dict.get(key)
+        if saved is not None and not saved.is_meta:
+            if saved.shape == ():
+                self.noise = taken(saved.item(), self.noise, prefix)
+            else:
+                rest[-1].append(f"{key} is one number, and the file has {tuple(saved.shape)}.")
+        others = {name: value for name, value in state_dict.items() if name != key}
+        super()._load_from_state_dict(others, prefix, *rest)
+
+
+def taken(saved: Value, own: Value, layer: str, name: str = "noise") -> Value:
+    """The saved noise of a layer, to be used; warns if it is not what the layer had."""
+    if saved != own:
+        remedy = " covary.with_noise(net, ...) gives other noise with the same weights."
+        warnings.warn(
+            f"{layer.rstrip('.') or 'This layer'} had {name}={own} and takes {name}={saved}, which "
+            f"was saved with the weights.{remedy if name == 'noise' else ''}",
+            UserWarning,
+            stacklevel=frames_to_caller(),
+        )
+    return saved
