@@ -233,6 +233,31 @@ class Converted(nn.Module):
                     "data, or skip this check within `with covary.check_values(False):`."
                 )
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for path, sigma in self.noise.sigmas.items():
+            key = f"{prefix}noise/{path.replace('.', '/')}"
+            destination[key] = torch.tensor(sigma, dtype=torch.float64)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        start = f"{prefix}noise/"
+        saved = {
+            key.removeprefix(start).replace("/", "."): float(value)
+            for key, value in state_dict.items()
+            if key.startswith(start)
+        }
+        if saved and saved != self.noise.sigmas:
+            # What was measured belongs to this noise, as do the error bars that people saw.
+            own, self.noise = self.noise, NoisePlan.of(saved)
+            warnings.warn(
+                f"This network had noise={own} and takes noise={self.noise}, which was saved with "
+                "the weights. For other noise, convert the model again and track it.",
+                UserWarning,
+                stacklevel=frames_to_caller(),
+            )
+        others = {key: value for key, value in state_dict.items() if not key.startswith(start)}
+        super()._load_from_state_dict(others, prefix, *rest)
+
     def __repr__(self) -> str:
         return described(self)
 

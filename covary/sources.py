@@ -72,14 +72,25 @@ class NoisePlan:
         return self._paths.get(path, NO_NOISE)
 
     @property
+    def sigmas(self) -> dict[str, float]:
+        """The standard deviation by path; the empty path is that of the model."""
+        return {path: noise.sigma for path, noise in self._paths.items()}
+
+    @classmethod
+    def of(cls, sigmas: Mapping[str, float]) -> NoisePlan:
+        """The plan with these sigmas, as ``sigmas`` gave them."""
+        plan = cls.__new__(cls)
+        plan._paths = {path: Noise(sigma) for path, sigma in sigmas.items()}
+        return plan
+
+    @property
     def is_none(self) -> bool:
         """Whether there is no noise anywhere."""
-        return all(not noise.sigma for noise in self._paths.values())
+        return not any(self.sigmas.values())
 
     def __repr__(self) -> str:
-        if set(self._paths) == {""}:
-            return f"{self._paths[''].sigma:g}"
-        return repr({path: noise.sigma for path, noise in self._paths.items()})
+        sigmas = self.sigmas
+        return f"{sigmas['']:g}" if set(sigmas) == {""} else repr(sigmas)
 
 
 NO_NOISE = Noise(0.0)
