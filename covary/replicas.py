@@ -337,7 +337,7 @@ def _architecture(module: nn.Module) -> list[str]:
     for path, part in module.named_modules():
         if isinstance(part, Lift | Noise):
             # Their noise is theirs to choose.
-            says = getattr(part, "covariance", "")
+            says = str(getattr(part, "covariance", ""))
             if getattr(part, "exact_width", None) is not None:
                 says += f", exact_width={part.exact_width}"
         else:

@@ -7,6 +7,7 @@ import operator
 
 from torch import Tensor, nn
 
+from covary.covariance import Kind
 from covary.moments import Moments
 
 
@@ -24,7 +25,7 @@ def check_noise(noise: float, layer: str) -> float:
     return sigma
 
 
-def check_exact_width(width: int | None, covariance: str) -> int | None:
+def check_exact_width(width: int | None, covariance: Kind) -> int | None:
     """The width itself, if it is one, and the covariance one that has it."""
     if width is None:
         return None

@@ -42,13 +42,11 @@ class Activation(nn.Module):
         check_moments(moments, self)
         mu, cov = moments.mean, moments.cov
         with without_autocast(mu.device), covariance_grad():
-            var = cov.unit_variance
-            out = self.activation(mu, var)
-            activated = cov.respond(self.activation, mu, out)
+            out, activated = cov.activate(self.activation, mu)
         if covariance_is_supervised() or not torch.is_grad_enabled():
             return Moments(out.mean, activated)
         mean: Tensor = _MeanOfConstantVariance.apply(  # type: ignore[no-untyped-call]
-            mu, var, out.mean, out.gain, self.activation
+            mu, cov.unit_variance.detach(), out.mean, out.gain, self.activation
         )
         return Moments(mean, activated)
 
