@@ -7,9 +7,10 @@ ever copied or saved. It spares every batch but the first the product W W^T.
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -17,49 +18,52 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from covary import linalg
 
 
-class Gram:
-    """The lower half of W diag(var) W^T, computed when asked for, and again after a change."""
+class Gram(NamedTuple):
+    """W diag(var) W^T of a weight (m, n) and variances (1, n), and by what to know them again."""
 
-    def __init__(self) -> None:
-        # Version of the weight; sums that show its other changes, and var; the half. One tuple,
-        # so that threads see all of it or nothing.
-        self._kept: tuple[Any, Tensor, Tensor] | None = None
+    half: Tensor  # (m, m) as ``linalg.lower_half``
+    diagonal: Tensor  # (1, m)
+    state: tuple[Any, ...]
+    var: Tensor
+    tally: Tensor  # (n,)
+    sums: Tensor  # (m,) W tally
 
-    def is_known(self, weight: Tensor) -> bool:
-        """Whether there is something of this weight, as far as its version tells."""
-        return self._kept is not None and self._kept[0] == _state(weight)
-
-    def half(self, weight: Tensor, var: Tensor) -> Tensor:
-        """(m, m) of a weight (m, n) and variances (1, n), as ``linalg.lower_half``."""
-        kept, state = self._kept, _state(weight)
+    def is_of(self, weight: Tensor, var: Tensor) -> bool:
+        """Whether weight and variances are still the same."""
         # Changes through .data are not counted, but they show in sums of the weights: other ones
         # for each input, where norms would miss a change of sign or of order.
-        tally = torch.linspace(1, 2, weight.shape[1], dtype=weight.dtype)
-        values = torch.cat([weight @ tally, var[0]])
-        if kept is None or kept[0] != state or not torch.equal(kept[1], values):
-            half = linalg.lower_half_of_gram(weight * var, weight)
-            self._kept = kept = state, values, half
-        return kept[2]
+        return (
+            self.state == _state(weight)
+            and torch.equal(self.sums, weight @ self.tally)
+            and torch.equal(self.var, var)
+        )
 
 
 _grams = WeakTensorKeyDictionary()
 _lock = threading.Lock()
 
 
-def gram_of(weight: Tensor) -> Gram | None:
-    """What is kept for this weight; None where nothing can be.
-
-    That is where nobody counts changes, and on other devices, where comparing would wait for them.
-    """
-    if version_of(weight) is None or weight.device.type != "cpu":
-        return None
-    if is_functorch_wrapped_tensor(weight):
+def recall(weight: Tensor, var: Tensor) -> Gram | None:
+    """What is kept of this weight, if neither it nor the variances have changed since."""
+    if not _can_be_kept(weight):
         return None
     with _lock:
-        gram: Gram | None = _grams.get(weight)
-        if gram is None:
-            gram = _grams[weight] = Gram()
-    return gram
+        gram: Gram | None = _grams[weight] if weight in _grams else None
+    return gram if gram is not None and gram.is_of(weight, var) else None
+
+
+def form(weight: Tensor, var: Tensor, owner: Tensor | None) -> Tensor:
+    """The lower half of W diag(var) W^T, kept for its owner: the weight, as the layer has it."""
+    # Not as tensors of inference mode: what is kept may meet gradients later.
+    with torch.inference_mode(False), torch.no_grad():
+        half = linalg.lower_half_of_gram(weight * var, weight)
+        if owner is not None and _can_be_kept(owner):
+            tally = torch.linspace(1, 2, weight.shape[1], dtype=weight.dtype)
+            diagonal = F.linear(var, weight.square())
+            gram = Gram(half, diagonal, _state(weight), var.clone(), tally, weight @ tally)
+            with _lock:
+                _grams[owner] = gram
+    return half
 
 
 def version_of(weight: Tensor | None) -> int | None:
@@ -68,6 +72,13 @@ def version_of(weight: Tensor | None) -> int | None:
     if torch.compiler.is_compiling() or not isinstance(weight, Tensor) or weight.is_inference():
         return None
     return weight._version
+
+
+def _can_be_kept(weight: Tensor) -> bool:
+    """Not where nobody counts changes, nor on other devices, which comparing would wait for."""
+    if version_of(weight) is None or weight.device.type != "cpu":
+        return False
+    return not is_functorch_wrapped_tensor(weight)
 
 
 def _state(weight: Tensor) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from covary import linalg
 from covary.covariance.base import EVERY, Covariance, Samples, as_covariance, register_value
 from covary.covariance.exact import Full
-from covary.covariance.grams import Gram, gram_of, version_of
+from covary.covariance.grams import form, recall, version_of
 from covary.settings import without_autocast
 
 # A layer of more units has its variances swept in blocks, without the covariances in between.
@@ -34,7 +34,7 @@ def _check_weights(cov: Tracked) -> None:
 
 
 @partial(
-    register_value, constants=["exact_width"], derived=["version", "gram"], check=_check_weights
+    register_value, constants=["exact_width"], derived=["version", "owner"], check=_check_weights
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class Tracked(Covariance):
@@ -56,7 +56,7 @@ class Tracked(Covariance):
         exact_width: layers of up to so many units form their covariance at once, so that their
             variances are exact, given those before.
         version: of the weight's content; an optimizer may have changed it before the sweep.
-        gram: what is kept of the weight from batch to batch, if it is the first.
+        owner: the weight as its layer has it, where W C W^T may be kept for the next batch.
     """
 
     before: Covariance
@@ -66,7 +66,7 @@ class Tracked(Covariance):
     estimate: Tensor
     exact_width: int = 0
     version: int | None = None
-    gram: Gram | None = None
+    owner: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.version is None:
@@ -74,7 +74,7 @@ class Tracked(Covariance):
 
     def __getstate__(self) -> dict[str, Any]:
         self._check_weight()
-        return {**self.__dict__, "gram": None, "_half": None}
+        return {**self.__dict__, "owner": None, "_half": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A copy has a weight of its own, whose changes are counted anew.
@@ -111,15 +111,22 @@ class Tracked(Covariance):
         return known.clone() if wants_grad else known.detach().clone()
 
     def linear(self, weight: Tensor) -> Tracked:
-        original = weight
+        owner = None
         if not torch.is_grad_enabled():
+            owner = weight
             weight = weight.detach()  # the sweep comes later, when gradients may be on again
         if weight.shape[0] <= self.exact_width:
             formed = Full(self.quadratic(weight[None]))
             return Tracked(formed, None, None, None, formed.variance, self.exact_width)
-        estimate = F.linear(self.estimate, weight.square())
-        gram = gram_of(original) if self._is_uncorrelated and len(self.estimate) == 1 else None
-        return Tracked(self, weight, None, None, estimate, self.exact_width, gram=gram)
+        if owner is None or not self._is_uncorrelated or len(self.estimate) != 1:
+            estimate = F.linear(self.estimate, weight.square())
+            return Tracked(self, weight, None, None, estimate, self.exact_width)
+        known = recall(owner, self.estimate)
+        estimate = F.linear(self.estimate, weight.square()) if known is None else known.diagonal
+        behind = Tracked(self, weight, None, None, estimate, self.exact_width, owner=owner)
+        if known is not None:
+            behind.__dict__["_half"] = known.half
+        return behind
 
     def add_noise(self, var: float) -> Tracked:
         before = self.estimate.new_zeros(1, 1) if self.excess is None else self.excess
@@ -127,10 +134,9 @@ class Tracked(Covariance):
 
     def gate(self, gain: Tensor, variance: Tensor) -> Tracked:
         # Never negative but for round-off: eq. (7).
-        linear_response = gain * self.estimate * gain
-        excess = (variance - linear_response).clamp(min=0)
+        excess = torch.addcmul(variance, gain * self.estimate, gain, value=-1).clamp(min=0)
         if self.excess is not None:
-            excess = excess + gain * self.excess * gain
+            excess = torch.addcmul(excess, gain * self.excess, gain)
         gain = gain if self.gain is None else self.gain * gain
         return self._with(gain=gain, excess=excess, estimate=variance.expand_as(excess))
 
@@ -192,9 +198,9 @@ class Tracked(Covariance):
                 return self._sweep(rows)
             batch, count = linalg.batch_of(self.estimate, rows), rows.shape[-2]
             first = self._first()
-            if first is not None and first._is_plain(rows) and first._knows_or_pays(batch * count):
+            if first is not None and first._is_plain(rows) and first._pays_in_common(batch * count):
                 first._half_in_common()  # one chunk alone might find it not worth while
-            numbers = 2 * count * self._widest()  # the rows, and what becomes of them
+            numbers = count * self._widest()
 
             def some(samples: slice) -> Tensor:
                 return self.select(samples)._sweep(linalg.rows(rows, samples, dim=-3))
@@ -232,11 +238,6 @@ class Tracked(Covariance):
         excess = self.estimate.new_zeros(1, 1) if self.excess is None else self.excess
         return linalg.gated_quadratic(rows, self._half_in_common(), gain, excess)
 
-    def _knows_or_pays(self, rows: int) -> bool:
-        assert self.weight is not None
-        known = self.gram is not None and self.gram.is_known(self.weight)
-        return known or self._pays_in_common(rows)
-
     def _pays_in_common(self, rows: int) -> bool:
         """Whether W C W^T is the same for all samples, and so many rows make up for forming it.
 
@@ -258,10 +259,8 @@ class Tracked(Covariance):
         half: Tensor | None = self.__dict__.get("_half")
         if half is None:
             weight, before = self._current_weight(), self._before()
-            if self.gram is not None:
-                half = self.gram.half(weight, before.estimate)
-            elif before._is_uncorrelated:
-                half = linalg.lower_half_of_gram(weight * before.estimate, weight)
+            if before._is_uncorrelated:
+                half = form(weight, before.estimate, self.owner)
             else:
                 half = linalg.lower_half(before.quadratic(weight[None])[0])
             self.__dict__["_half"] = half
