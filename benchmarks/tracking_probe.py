@@ -17,7 +17,7 @@ from benchmarks import results, tables
 from benchmarks.steps import BATCH, NOISE, WIDTHS, build, training_step
 from covary import data
 from covary.covariance import Probe
-from covary.nn import Linear, lift
+from covary.nn import Linear, linear
 from covary.runs import costs
 from covary.training import TensorBatches
 
@@ -57,11 +57,11 @@ def main() -> None:
     mnist = data.load("mnist")
     x = mnist.x.flatten(1) / 127.5 - 1
     batches = TensorBatches(x, mnist.y, BATCH, seed=0)
-    usual, rows = lift.TRAINING_PROBE, []
+    usual, rows = linear.TRAINING_PROBE, []
     plain = training_step(build("plain", WIDTHS), x[:BATCH], mnist.y[:BATCH])
     try:
         for probe in CHOICES:
-            lift.TRAINING_PROBE = probe
+            linear.TRAINING_PROBE = probe
             step = training_step(build("tracked", WIDTHS), x[:BATCH], mnist.y[:BATCH])
             seconds = costs.fastest({"step": step, "plain": plain}, range(10))
             net = trained(batches)
@@ -80,7 +80,7 @@ def main() -> None:
             )
             print(rows[-1], flush=True)
     finally:
-        lift.TRAINING_PROBE = usual
+        linear.TRAINING_PROBE = usual
     path = results.save("tracking_probe", "python -m benchmarks.tracking_probe", 0, rows)
     print(f"\n{tables.tracking_probe()}\n\nsaved {path.relative_to(results.ROOT)}")
     tables.main()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 _CHUNK_ELEMENTS = {"cpu": 2**19}
 _CHUNK_ELEMENTS_ELSEWHERE = 2**26
 # Columns of a triangular matrix that are multiplied at a time, without the zeros above them.
-_BLOCK = 96
+_BLOCK = 64
 
 
 def default_rtol(n: int, dtype: torch.dtype) -> float:
@@ -133,31 +133,36 @@ def in_chunks(
     return torch.cat([compute(slice(start, start + step)) for start in range(0, batch, step)])
 
 
-def gated_product(weight: Tensor, matrix: Tensor, gain: Tensor, excess: Tensor) -> Tensor:
-    """W (gain gain^T * M + diag(excess)) W^T for each sample, (B, m, m).
+def diagonal_product(weight: Tensor, var: Tensor) -> Tensor:
+    """W diag(var) W^T for a weight (m, n) and variances (1 | B, n): (1 | B, m, m)."""
 
-    For a weight (m, n), matrices (1 | B, n, n), gains and excess (1 | B, n). The matrix in brackets
-    is never formed: it is ``((W gain) M gain + W excess) W^T``.
+    def product(samples: slice) -> Tensor:
+        return (weight * rows(var, samples)[:, None, :]) @ weight.mT
+
+    return in_chunks(product, len(var), weight.numel(), weight.device)
+
+
+def gated_product(weight: Tensor, matrix: Tensor, gain: Tensor, added: Tensor) -> Tensor:
+    """W (gain gain^T * M + diag(added)) W^T for each sample, (1 | B, m, m).
+
+    For a weight (m, n), matrices (1 | B, n, n), gains and what is added (1 | B, 1 | n). The matrix
+    in brackets is never formed: it is ``((W gain) M gain + W added) W^T``.
     """
-    batch = max(part.shape[0] for part in (matrix, gain, excess))
+    batch = batch_of(matrix, gain, added)
     special = torch.compiler.is_compiling() or is_functorch_wrapped_tensor(gain)
     if not torch.is_grad_enabled() and not special and batch > 1:
-        return _gated_product_in_place(weight, matrix, gain, excess, batch)
+        return _gated_product_in_place(weight, matrix, gain, added, batch)
 
     def product(samples: slice) -> Tensor:
         some_gain = rows(gain, samples)[:, None, :]
-        some_matrix = rows(matrix, samples, dim=-3)
-        # A matrix without batch dimension makes this one large product, not many small ones.
-        left = (weight * some_gain) @ (some_matrix[0] if len(some_matrix) == 1 else some_matrix)
-        return (
-            torch.addcmul(weight * rows(excess, samples)[:, None, :], left, some_gain) @ weight.mT
-        )
+        left = times_matrices(weight * some_gain, rows(matrix, samples, dim=-3))
+        return torch.addcmul(weight * rows(added, samples)[:, None, :], left, some_gain) @ weight.mT
 
     return in_chunks(product, batch, weight.numel(), weight.device)
 
 
 def _gated_product_in_place(
-    weight: Tensor, matrix: Tensor, gain: Tensor, excess: Tensor, batch: int
+    weight: Tensor, matrix: Tensor, gain: Tensor, added: Tensor, batch: int
 ) -> Tensor:
     """The same in buffers that stay in the cache, for when no gradient is wanted."""
     m, n = weight.shape
@@ -166,7 +171,7 @@ def _gated_product_in_place(
     scaled, left = weight.new_empty(2, step, m, n)
     half = lower_half(matrix[0]) if matrix.shape[0] == 1 else None
     if half is not None:
-        excess = 0.5 * excess
+        added = 0.5 * added
         product = weight.new_empty(step, m, m)
     for start in range(0, batch, step):
         samples = slice(start, start + step)
@@ -179,7 +184,7 @@ def _gated_product_in_place(
             _times_lower_half(scaled[:count].view(-1, n), half, out=left[:count].view(-1, n))
         else:
             torch.bmm(scaled[:count], matrix[samples], out=left[:count])
-        left[:count].mul_(some_gain).addcmul_(weight, rows(excess, samples)[:, None, :])
+        left[:count].mul_(some_gain).addcmul_(weight, rows(added, samples)[:, None, :])
         target = out if half is None else product[:count]
         torch.mm(left[:count].view(-1, n), weight.mT, out=target.view(-1, m))
         if half is not None:
@@ -187,53 +192,55 @@ def _gated_product_in_place(
     return result
 
 
-# Columns low to high of a triangular matrix, from row low on.
-Block = tuple[int, int, Tensor]
-
-
-def lower_half(matrix: Tensor) -> list[Block]:
-    """A symmetric matrix (n, n) as a triangle L with L + L^T = M, in blocks of its columns.
+def lower_half(matrix: Tensor) -> Tensor:
+    """The triangle L (n, n) with L + L^T = M of a symmetric matrix.
 
     One matrix for a whole batch, the widest of a network, is multiplied in this way: X + X^T =
     R M R^T for an X = R L R^T of half the multiplications in its first product.
     """
-    n = len(matrix)
     half = matrix.tril()
     half.diagonal().mul_(0.5)
-    edges = [(low, min(low + _BLOCK, n)) for low in range(0, n, _BLOCK)]
-    return [(low, high, half[low:, low:high].contiguous()) for low, high in edges]
+    return half
 
 
-def lower_half_of_gram(left: Tensor, right: Tensor) -> list[Block]:
+def lower_half_of_gram(left: Tensor, right: Tensor) -> Tensor:
     """The same for A B^T, symmetric, of (n, k) matrices: its other half is never computed."""
-    n, blocks = len(left), []
+    n = len(left)
+    half = left.new_zeros(n, n)
     for low in range(0, n, _BLOCK):
         high = min(low + _BLOCK, n)
-        block = left[low:] @ right[low:high].mT
-        corner = block[: high - low].tril_()
-        corner.diagonal().mul_(0.5)
-        blocks.append((low, high, block))
-    return blocks
+        torch.mm(left[low:], right[low:high].mT, out=half[low:, low:high])
+        half[low:high, low:high].tril_()
+    half.diagonal().mul_(0.5)
+    return half
 
 
-def _times_lower_half(tall: Tensor, half: list[Block], out: Tensor) -> None:
-    for low, high, block in half:
-        torch.mm(tall[:, low:], block, out=out[:, low:high])
+def _times_lower_half(tall: Tensor, half: Tensor, out: Tensor) -> None:
+    for low in range(0, len(half), _BLOCK):
+        high = low + _BLOCK
+        torch.mm(tall[:, low:], half[low:, low:high], out=out[:, low:high])
 
 
-def gated_quadratic(rows_: Tensor, half: list[Block], gain: Tensor, excess: Tensor) -> Tensor:
-    """R (gain gain^T * M + diag(excess)) R^T for rows (B, r, n), (B, r, r); without gradients.
+def gated_quadratic(rows_: Tensor, half: Tensor, gain: Tensor, added: Tensor) -> Tensor:
+    """R (gain gain^T * M + diag(added)) R^T for rows (1 | B, r, n), (B, r, r); without gradients.
 
-    For gains and excess (1 | B, 1 | n) and one matrix for all samples, given as ``lower_half``.
+    For gains and what is added (1 | B, 1 | n) and one matrix for all samples, as ``lower_half``.
     """
-    batch, n = max(map(len, (rows_, gain, excess))), rows_.shape[-1]
-    # As a copy where a weight is the transpose of another, or samples differ in their excess alone.
+    batch, n = batch_of(rows_, gain, added), rows_.shape[-1]
+    # As a copy where a weight is the transpose of another, or samples differ in ``added`` alone.
     scaled = (rows_ * gain[:, None, :]).expand(batch, -1, -1).contiguous()
     left = torch.empty_like(scaled)
     _times_lower_half(scaled.view(-1, n), half, out=left.view(-1, n))
-    left.mul_(gain[:, None, :]).addcmul_(rows_, excess[:, None, :], value=0.5)
+    left.mul_(gain[:, None, :]).addcmul_(rows_, added[:, None, :], value=0.5)
     product = left @ rows_.mT
     return product + product.mT
+
+
+def times_matrices(rows: Tensor, matrices: Tensor) -> Tensor:
+    """rows (1 | B, r, m) times matrices (1 | B, m, n), as one product where there is one matrix."""
+    if matrices.shape[-3] != 1:
+        return rows @ matrices
+    return tall_product(rows, matrices.squeeze(-3))
 
 
 def tall_product(rows: Tensor, matrix: Tensor) -> Tensor:
@@ -243,7 +250,12 @@ def tall_product(rows: Tensor, matrix: Tensor) -> Tensor:
     return product.reshape(*product.shape[:-2], batch, r, matrix.shape[-1])
 
 
-def rows(value: Tensor, samples: slice, dim: int = -2) -> Tensor:
+def batch_of(*parts: Tensor) -> int:
+    """How many samples tensors (1 | B, ...) are of together; there may be none."""
+    return next((part.shape[0] for part in parts if part.shape[0] != 1), 1)
+
+
+def rows(value: Tensor, samples: slice | Tensor | Sequence[int], dim: int = -2) -> Tensor:
     """The rows of these samples, or the one row that all samples have in common.
 
     Samples are dimension ``dim``, counted from the end: the last but one of (B, n).
@@ -257,3 +269,17 @@ def _chunk(numbers: int, device: torch.device) -> int:
     """How many samples fit the cache, with so many numbers each."""
     limit = _CHUNK_ELEMENTS.get(device.type, _CHUNK_ELEMENTS_ELSEWHERE)
     return max(1, limit // max(1, numbers))
+
+
+def _keep_freed_memory() -> None:
+    """Have the C library keep the memory that one batch frees for the next one.
+
+    glibc gives blocks above a threshold back to the system as soon as they are free, and every
+    batch then pays for getting them again, page by page: a quarter of a sweep's time. The threshold
+    is that of the largest block freed so far, up to 32 MB; so this frees one. Elsewhere it has no
+    effect.
+    """
+    torch.empty(31 * 2**20, dtype=torch.uint8, device="cpu")
+
+
+_keep_freed_memory()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from covary import activations
 from covary.activations import LIF, MomentActivation
-from covary.covariance import check_name
+from covary.covariance import Kind, check_kind
 from covary.nn import Activation, BatchNorm1d, Dropout, Lift, Linear, Noise, Noisy
 from covary.nn.checks import check_exact_width, check_noise
 
@@ -26,7 +26,7 @@ def mlp(
     *,
     activation: str | MomentActivation = "relu",
     noise: float | Sequence[float] | None = None,
-    covariance: str = "full",
+    covariance: Kind = "full",
     exact_width: int | None = None,
     batch_norm: bool = False,
     dropout: float = 0.0,
@@ -243,7 +243,7 @@ def _check_images(shape: Sequence[int], *, least: int) -> None:
         )
 
 
-def with_covariance(net: Network, covariance: str, *, exact_width: int | None = None) -> Network:
+def with_covariance(net: Network, covariance: Kind, *, exact_width: int | None = None) -> Network:
     """The same network, parameters and buffers shared, holding its covariance another way.
 
     The paper trains with one covariance per mini-batch and evaluates with one per sample:
@@ -259,7 +259,7 @@ def with_covariance(net: Network, covariance: str, *, exact_width: int | None = 
     each has its own training or evaluation mode. For ``"tracked"``, ``exact_width`` is that of
     ``covary.nn.Lift``, and ``covary.track`` measures the corrections of a network that has none.
     """
-    check_name(covariance)
+    covariance = check_kind(covariance)
     if any(hasattr(module, "_orig_mod") for module in net.modules()):
         # Its twin would go on running what was compiled, and hold its covariance as before.
         raise ValueError("with_covariance needs a network before torch.compile, not after it.")

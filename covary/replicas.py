@@ -150,7 +150,6 @@ class ReplicaLoss(nn.Module):
 
     def __init__(self, objectives: Sequence[nn.Module]) -> None:
         super().__init__()
-        _keep_freed_memory()
         self.replicas = Replicas(objectives)
         self.statistic = objectives[0].statistic
         self._seen: dict[Hashable, int] = {}
@@ -276,16 +275,6 @@ class ReplicaBatches:
         orders = torch.stack([shuffled(samples, seed, epoch) for seed in self.seeds])
         for rows in divided(self.rows.gather(1, orders), self.batch_size, dim=1)[skip:]:
             yield self.x[rows].transpose(0, 1), self.y[rows].transpose(0, 1)
-
-
-def _keep_freed_memory() -> None:
-    """Have the C library keep the memory that a step frees for the next one.
-
-    glibc gives blocks above a threshold back to the system as soon as they are free, and every
-    step then pays for getting them again, page by page. The threshold is that of the largest block
-    freed so far, up to 32 MB; so this frees one. Elsewhere it has no effect.
-    """
-    torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
 def _detached(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

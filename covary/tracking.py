@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
+from covary.convert import Converted
 from covary.covariance import Probe
+from covary.graph_tracking import Tracking, track_converted
 from covary.models import with_covariance
 from covary.moments import Moments
 from covary.nn import Lift, Linear
 from covary.nn.fidelity import Fidelity, Row, TrackingWarning
+from covary.progress import Steps, shown
 from covary.uncertainty.fidelity import agreement, gathered
 
 # Numbers in the largest tensor of a pass: 128 MB in single precision.
@@ -27,9 +29,21 @@ _LEAST_SAMPLES = 16
 _WIDEST_EXACT = 128
 
 
+@overload
+def track(
+    net: Converted, batches: Iterable[Any] | Tensor, *, samples: int = ..., progress: bool = ...
+) -> Tracking: ...
+
+
+@overload
+def track(
+    net: nn.Module, batches: Iterable[Any] | Tensor, *, samples: int = ..., progress: bool = ...
+) -> Fidelity: ...
+
+
 def track(
     net: nn.Module, batches: Iterable[Any] | Tensor, *, samples: int = 256, progress: bool = True
-) -> Fidelity:
+) -> Fidelity | Tracking:
     """Measure the corrections of a network that is to track its covariance, however it was trained.
 
     Half of the samples serve to measure by what factor each unit's estimated variance is off
@@ -62,6 +76,9 @@ def track(
         >>> fast(torch.ones(2, 4)).entropy().shape
         torch.Size([2])
     """
+    if isinstance(net, Converted):
+        with shown(progress) as steps:
+            return track_converted(net, batches, samples=samples, steps=steps)
     # A network of its own, but for parameters and buffers; exact nowhere, so all is measured.
     tracked = with_covariance(net, "tracked", exact_width=0).eval()
     exact = with_covariance(net, "full").eval()
@@ -76,7 +93,7 @@ def track(
     lifts = [layer for layer in net.modules() if isinstance(layer, Lift)]
     for lift in lifts:
         lift.fidelity = None  # of corrections that are about to go, should this be interrupted
-    with torch.no_grad(), _bar(progress) as steps, warnings.catch_warnings():
+    with torch.no_grad(), shown(progress) as steps, warnings.catch_warnings():
         warnings.simplefilter("ignore", TrackingWarning)  # it is just being found out how good
         _measure(tracked, linears, to_measure, steps)
         rows = tuple(_compare(exact, tracked, to_compare, linears, widths, steps))
@@ -84,9 +101,6 @@ def track(
     for lift in lifts:
         lift.set_fidelity(fidelity)
     return fidelity
-
-
-Steps = Callable[[Sequence[Any], str], Iterable[Any]]
 
 
 def _measure(net: nn.Module, linears: list[Linear], inputs: Tensor, steps: Steps) -> None:
@@ -163,18 +177,3 @@ def _inputs(batches: Iterable[Any] | Tensor, samples: int, device: torch.device)
     if count < 2:
         raise ValueError(f"track needs 2 samples at least, and got {count}.")
     return torch.cat(found).to(device)
-
-
-@contextmanager
-def _bar(wanted: bool) -> Iterator[Steps]:
-    """Wraps steps to show how far they are, on a terminal that has rich; else leaves them alone."""
-    try:
-        from rich.console import Console
-        from rich.progress import Progress
-    except ImportError:
-        wanted = False
-    if not wanted or not (console := Console(stderr=True)).is_terminal:
-        yield lambda items, name: items
-        return
-    with Progress(console=console, transient=True) as bar:
-        yield lambda items, name: bar.track(items, description=f"{name:20}")

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import covary
 from covary import covariance, linalg
-from covary.covariance import Diagonal, Full, Independent, Isotropic, Shared
+from covary.covariance import Diagonal, Full, Shared
 from covary.moments import Moments
 
 
@@ -139,10 +139,10 @@ def test_gradients_of_regular_samples_survive_a_singular_one():
 @pytest.mark.parametrize(
     "cov",
     [
-        Isotropic(torch.full((1, 1), 0.3), 4),
-        Independent(torch.rand(3, 4)),
+        Full.start(torch.full((1, 1), 0.3), 4),
+        Full(None, torch.rand(3, 4)),
         Diagonal(torch.rand(1, 4)),
-        Shared(Isotropic(torch.full((1, 1), 0.3), 4)),
+        Shared(Full.start(torch.full((1, 1), 0.3), 4)),
     ],
     ids=lambda cov: type(cov).__name__,
 )

@@ -154,9 +154,9 @@ def test_a_sweep_is_exact_with_a_first_layer_of_either_shape(monkeypatch, widths
     formed = []
     in_common = Tracked._quadratic_in_common
 
-    def counted(cov: Tracked, rows: Tensor, samples: slice) -> Tensor:
+    def counted(cov: Tracked, rows: Tensor) -> Tensor:
         formed.append(cov)
-        return in_common(cov, rows, samples)
+        return in_common(cov, rows)
 
     monkeypatch.setattr(Tracked, "_quadratic_in_common", counted)
     net, x = covary.mlp(widths, noise=0.4).double().eval(), batch(widths[0], 100)
@@ -254,7 +254,7 @@ def test_variances_of_some_units_and_samples():
     units, samples = torch.tensor([3, 0, 11]), slice(2, 5)
     for name in ("linear2", "noise2", "activation2"):
         expected = layers[name].variance[samples][:, units]
-        torch.testing.assert_close(layers[name].cov.variance_of(units, samples), expected)
+        torch.testing.assert_close(layers[name].cov.select(samples).variance_of(units), expected)
 
 
 @pytest.fixture

@@ -67,4 +67,4 @@ def _all_above(least: float, var: Tensor) -> bool:
     unknown = torch.compiler.is_compiling() or is_functorch_wrapped_tensor(var)
     if unknown or var.device.type != "cpu" or var.numel() == 0:
         return False
-    return bool(var.min() > least)
+    return var.min().item() > least

@@ -11,10 +11,12 @@ each of which keeps its *relative* accuracy as far out as it can be represented.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 # Beyond this many standard deviations the density underflows, and with it everything below.
 _FAR = {torch.float32: 16.0, torch.float64: 40.0}
@@ -37,11 +39,8 @@ _DENOMINATOR = (
     0.017138483872372195,
     0.001383473685191438,
 )
-# Of second / first, both polynomials side by side, highest power first.
-_TWICE_RATIO = [
-    [2 * above, below]
-    for above, below in zip((0.0, *reversed(_NUMERATOR)), reversed(_DENOMINATOR), strict=True)
-]
+# Of second / first, both polynomials, highest power first.
+_TWICE_RATIO = [*(2 * above for above in reversed(_NUMERATOR)), *reversed(_DENOMINATOR)]
 
 
 class Tail(NamedTuple):
@@ -76,19 +75,41 @@ def tail(z: Tensor) -> Tail:
 def below(z: Tensor, beyond: Tail) -> Tensor:
     """P(x < z) for a standard normal x, from the tail beyond |z|; of z, its sign counts alone."""
     # |1 - mass| or |0 - mass|. A torch.where on signs that come at random is far slower: no
-    # processor guesses them.
-    return ((z > 0).to(beyond.mass.dtype) - beyond.mass).abs()
+    # processor guesses them; and so is a comparison, whose result has to be converted.
+    return (z.detach().sign().relu() - beyond.mass).abs()
 
 
 def _twice_ratio(a: Tensor) -> Tensor:
-    """second / first, by Horner's rule for numerator and denominator at once."""
-    table = torch.tensor(_TWICE_RATIO, dtype=a.dtype, device=a.device)
-    highest, *rest = table.reshape(*table.shape, *[1] * a.dim()).unbind()
-    value = highest
+    """second / first, each by Horner's rule."""
+    coefficients = _coefficients(a)
+    above, below = coefficients[: len(_NUMERATOR)], coefficients[len(_NUMERATOR) :]
+    return _horner(above, a) / _horner(below, a)
+
+
+_kept: dict[tuple[torch.dtype, torch.device], tuple[Tensor, ...]] = {}
+
+
+def _coefficients(a: Tensor) -> tuple[Tensor, ...]:
+    """The numbers above as tensors of a's type, on its device; made once for each."""
+    key = a.dtype, a.device
+    # Not where tensors stand for others: a compiler's fake ones do not mix with real ones.
+    if torch.compiler.is_compiling() or type(a) is not Tensor:
+        return torch.tensor(_TWICE_RATIO, dtype=a.dtype, device=a.device).unbind()
+    if key not in _kept:
+        with torch.inference_mode(False):
+            _kept[key] = torch.tensor(_TWICE_RATIO, dtype=a.dtype, device=a.device).unbind()
+    return _kept[key]
+
+
+def _horner(coefficients: Sequence[Tensor], a: Tensor) -> Tensor:
+    """The polynomial with these coefficients, highest power first, at ``a``."""
+    special = torch.compiler.is_compiling() or is_functorch_wrapped_tensor(a)
+    in_place = not torch.is_grad_enabled() and not special
+    highest, second, *rest = coefficients
+    value = torch.addcmul(second, highest, a)  # one pass over memory
     for coefficient in rest:
-        value = torch.addcmul(coefficient, value, a)  # one pass over memory
-    above, below = value.unbind()
-    return above / below
+        value = torch.addcmul(coefficient, value, a, out=value if in_place else None)
+    return value
 
 
 def _plus_product(constant: float, x: Tensor, y: Tensor, *, factor: float = 1.0) -> Tensor:

@@ -6,76 +6,65 @@ each sample has its own; nothing is expanded from one to the other before a laye
 
 Covariances are immutable values made of tensors, and pytrees, so they pass through
 ``torch.func.vmap`` and ``torch.compile``. What vmap stacks in front of the batch dimension, the
-methods that look at a covariance (``variance``, ``dense``, ``log_determinant``, ``color``) accept.
+methods that look at a covariance (``variance``, ``dense``, ``quadratic``, ``log_determinant``,
+``color``) accept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
-from covary.covariance.base import Covariance, register_value
-from covary.covariance.exact import Diagonal, Full, Gated, Independent, Isotropic, Shared
-from covary.covariance.tracked import Probe, Tracked, start_tracked
+from covary.covariance.base import Covariance, Samples, register_value
+from covary.covariance.exact import Diagonal, Full, Shared
+from covary.covariance.tracked import Probe, Tracked
 
 __all__ = [
     "Covariance",
     "Diagonal",
     "Full",
-    "Gated",
-    "Independent",
-    "Isotropic",
+    "Kind",
     "Probe",
+    "Samples",
     "Shared",
     "Tracked",
-    "check_name",
+    "check_kind",
     "names",
     "register_value",
     "start",
 ]
 
+# How a network may hold its covariance: by name, or as a class.
+Kind = str | type[Covariance]
 
-def _full(var: Tensor, n: int) -> Isotropic | Independent:
-    return Isotropic(var, n) if tuple(var.shape) == (1, 1) else Independent(var)
-
-
-def _shared(var: Tensor, n: int) -> Covariance:
-    return Shared(_full(var.mean(0, keepdim=True), n))
-
-
-def _diagonal(var: Tensor, n: int) -> Covariance:
-    return Diagonal(var.expand(len(var), n))
-
-
-def _tracked(var: Tensor, n: int) -> Covariance:
-    return start_tracked(_full(var, n))
-
-
-# How a network may hold its covariance, by what its input's covariance starts as.
-_STARTS: dict[str, Callable[[Tensor, int], Covariance]] = {
-    "full": _full,
-    "diagonal": _diagonal,
-    "shared": _shared,
-    "tracked": _tracked,
+_CLASSES: dict[str, type[Covariance]] = {
+    "full": Full,
+    "diagonal": Diagonal,
+    "shared": Shared,
+    "tracked": Tracked,
 }
 
 
 def names() -> list[str]:
-    """The ways to hold a covariance that ``start`` knows."""
-    return list(_STARTS)
+    """The ways to hold a covariance that have a name."""
+    return list(_CLASSES)
 
 
-def check_name(covariance: str) -> str:
-    """The name itself, if it is one."""
-    if not isinstance(covariance, str) or covariance not in _STARTS:
-        raise ValueError(f"Unknown covariance {covariance!r}; known are {', '.join(names())}.")
+def check_kind(covariance: Kind) -> Kind:
+    """The name itself, if it is one; of a class its name, or the class itself if it has none."""
+    if isinstance(covariance, type) and issubclass(covariance, Covariance):
+        return next((name for name, cls in _CLASSES.items() if cls is covariance), covariance)
+    if not isinstance(covariance, str) or covariance not in _CLASSES:
+        raise ValueError(
+            f"Unknown covariance {covariance!r}; known are {', '.join(names())}, and subclasses of "
+            "covary.covariance.Covariance."
+        )
     return covariance
 
 
-def start(covariance: str, var: Tensor, n: int) -> Covariance:
-    """The covariance of n independent inputs, to be held in the way of this name.
+def start(covariance: Kind, var: Tensor, n: int) -> Covariance:
+    """The covariance of n independent inputs, held in this way.
 
     Their variance is (1, 1) where all inputs have the same, else (B, n).
     """
-    return _STARTS[check_name(covariance)](var, n)
+    kind = check_kind(covariance)
+    return (_CLASSES[kind] if isinstance(kind, str) else kind).start(var, n)

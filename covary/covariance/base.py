@@ -1,4 +1,4 @@
-"""What every way of holding a covariance can be asked."""
+"""The abstract class of all covariances, and how values made of tensors become pytrees."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ from torch.utils import _pytree as pytree
 from covary import linalg
 
 Value = TypeVar("Value", bound=type)
+# Which samples of a batch: whatever indexes the first dimension of a tensor and keeps it.
+Selection = slice | Tensor | Sequence[int]
 EVERY = slice(None)
 
 
 class Response(Protocol):
     """What an activation makes of its units, each (B, n)."""
+
+    @property
+    def mean(self) -> Tensor:
+        """Of each unit."""
 
     @property
     def variance(self) -> Tensor:
@@ -29,15 +35,23 @@ class Response(Protocol):
         """The slope of each unit's mean."""
 
 
-def register_value(cls: Value, constants: Sequence[str] = (), derived: Sequence[str] = ()) -> Value:
+def register_value(
+    cls: Value,
+    constants: Sequence[str] = (),
+    derived: Sequence[str] = (),
+    check: Callable[[Any], None] | None = None,
+) -> Value:
     """Make a dataclass a pytree: constants are its structure, the other fields its children.
 
-    Fields that are derived from the others are neither; each value finds its own.
+    Fields that are derived from the others are neither; each value finds its own. ``check`` looks
+    at a value before it is taken apart.
     """
     apart = {*constants, *derived}
     children = [field.name for field in fields(cls) if field.name not in apart]
 
     def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        if check is not None:
+            check(value)
         # What is not there (None) belongs to the structure: a leaf is a tensor.
         there = tuple(name for name in children if getattr(value, name) is not None)
         fixed = tuple(getattr(value, name) for name in constants)
@@ -57,6 +71,14 @@ def register_value(cls: Value, constants: Sequence[str] = (), derived: Sequence[
 class Covariance(ABC):
     """The covariance of n units for a batch: (1 | B, n, n), held in whatever way is cheapest."""
 
+    @classmethod
+    @abstractmethod
+    def start(cls, var: Tensor, n: int) -> Covariance:
+        """The covariance of n independent inputs.
+
+        Their variance is (1, 1) where all inputs of all samples have the same, else (B, n).
+        """
+
     @property
     @abstractmethod
     def variance(self) -> Tensor:
@@ -75,7 +97,7 @@ class Covariance(ABC):
         """C + var I."""
 
     @abstractmethod
-    def activate(self, gain: Tensor, variance: Tensor) -> Covariance:
+    def gate(self, gain: Tensor, variance: Tensor) -> Covariance:
         """gain_i gain_j C_ij off the diagonal, ``variance`` on it; both (1 | B, n).
 
         ``variance`` must not be below gain^2 times the variance here, and never is for moment
@@ -86,21 +108,25 @@ class Covariance(ABC):
     def scale(self, factor: Tensor) -> Covariance:
         """factor_i factor_j C_ij for a factor (1 | B, n)."""
 
+    @abstractmethod
+    def select(self, samples: Selection) -> Covariance:
+        """The covariance of these samples; what all samples have in common stays as it is."""
+
     @property
     def unit_variance(self) -> Tensor:
         """(1 | B, n) the variances that activations take: the diagonal, or an estimate of it."""
         return self.variance
 
-    def respond(
-        self, activation: Callable[[Tensor, Tensor], Response], mean: Tensor, response: Response
-    ) -> Covariance:
-        """What an activation makes of this, whose ``response`` at the means (B, n) is known."""
-        return self.activate(response.gain, response.variance)
+    def activate(
+        self, activation: Callable[[Tensor, Tensor], Response], mean: Tensor
+    ) -> tuple[Response, Covariance]:
+        """The activation's response at the means (B, n), and the covariance behind it."""
+        response = activation(mean, self.unit_variance)
+        return response, self.gate(response.gain, response.variance)
 
-    def quadratic(self, rows: Tensor, samples: slice = EVERY) -> Tensor:
-        """R C R^T for rows (1 | b, r, n), (1 | b, r, r); of these b samples only."""
-        matrix = linalg.rows(self.dense(), samples, dim=-3)
-        return rows @ matrix @ rows.mT
+    def quadratic(self, rows: Tensor) -> Tensor:
+        """R C R^T for rows (1 | B, r, n): (1 | B, r, r)."""
+        return rows @ self.dense() @ rows.mT
 
     def log_determinant(self, rtol: float) -> tuple[Tensor, Tensor]:
         """(1 | B,) log-determinant and rank within the subspace of full rank."""
@@ -122,7 +148,12 @@ def symmetric(matrix: Tensor) -> Tensor:
     return (matrix + matrix.mT) / 2
 
 
-def as_covariance(matrix: Tensor) -> Tensor:
-    """The symmetric part, without the negative variances that round-off leaves."""
+def as_covariance(matrix: Tensor, variance: Tensor | None = None) -> Tensor:
+    """The symmetric part (B, n, n) with ``variance`` (B, n) on the diagonal.
+
+    By default that is the diagonal itself, without the negative numbers that round-off leaves.
+    """
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-    return symmetric(matrix) + torch.diag_embed(diagonal.clamp(min=0) - diagonal)
+    if variance is None:
+        variance = diagonal.clamp(min=0)
+    return symmetric(matrix) + torch.diag_embed(variance - diagonal)

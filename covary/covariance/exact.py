@@ -3,178 +3,160 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from covary import linalg
-from covary.covariance.base import EVERY, Covariance, Response, register_value, symmetric
-
-
-class _DiagonalMatrix(Covariance):
-    """What is the same for every way of holding a matrix without off-diagonal elements."""
-
-    def dense(self) -> Tensor:
-        return torch.diag_embed(self.variance)
-
-    def quadratic(self, rows: Tensor, samples: slice = EVERY) -> Tensor:
-        return (rows * linalg.rows(self.variance, samples)[..., None, :]) @ rows.mT
-
-    def log_determinant(self, rtol: float) -> tuple[Tensor, Tensor]:
-        return linalg.spectrum_log_determinant(self.variance, rtol)
-
-    def color(self, white: Tensor) -> Tensor:
-        return white * self.variance.sqrt()
-
-
-@partial(register_value, constants=["n"])
-@dataclass(frozen=True, eq=False, repr=False)
-class Isotropic(_DiagonalMatrix):
-    """``var`` times the identity; what every network starts from. docs/theory.md, eq. (2)."""
-
-    var: Tensor  # (1, 1)
-    n: int
-
-    @property
-    def variance(self) -> Tensor:
-        return self.var.expand(*self.var.shape[:-1], self.n)
-
-    def linear(self, weight: Tensor) -> Full:
-        # One matrix for the whole batch, however large the batch.
-        return Full((self.var * weight @ weight.mT)[None], torch.zeros_like(self.var))
-
-    def add_noise(self, var: float) -> Isotropic:
-        return Isotropic(self.var + var, self.n)
-
-    def activate(self, gain: Tensor, variance: Tensor) -> Independent:
-        return Independent(variance)
-
-    def scale(self, factor: Tensor) -> Independent:
-        return Independent(self.var * factor.square())
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class _Variances(_DiagonalMatrix):
-    """What is the same for the two classes that hold a variance per unit and nothing else."""
-
-    var: Tensor  # (1 | B, n)
-
-    @property
-    def variance(self) -> Tensor:
-        return self.var
-
-    def add_noise(self, var: float) -> Covariance:
-        return replace(self, var=self.var + var)
-
-    def activate(self, gain: Tensor, variance: Tensor) -> Covariance:
-        return replace(self, var=variance)
-
-    def scale(self, factor: Tensor) -> Covariance:
-        return replace(self, var=self.var * factor.square())
-
-
-@register_value
-@dataclass(frozen=True, eq=False, repr=False)
-class Independent(_Variances):
-    """Units that share no noise yet: a diagonal matrix, exactly, until weights mix them."""
-
-    def linear(self, weight: Tensor) -> Full:
-        def product(samples: slice) -> Tensor:
-            return (weight * linalg.rows(self.var, samples)[:, None, :]) @ weight.mT
-
-        matrix = linalg.in_chunks(product, len(self.var), weight.numel(), weight.device)
-        return Full(matrix, torch.zeros_like(self.var[:1, :1]))
-
-
-@register_value
-@dataclass(frozen=True, eq=False, repr=False)
-class Diagonal(_Variances):
-    """Variances alone, correlations dropped at every layer: the paper's dMNN."""
-
-    def linear(self, weight: Tensor) -> Diagonal:
-        return Diagonal(F.linear(self.var, weight.square()))
+from covary.covariance.base import Covariance, Response, Selection, as_covariance, register_value
 
 
 @register_value
 @dataclass(frozen=True, eq=False, repr=False)
 class Full(Covariance):
-    """A matrix, and a variance that was added to its diagonal since (kept apart: no copy)."""
+    """``gain_i gain_j matrix_ij`` off the diagonal, plus ``added`` on it: an exact covariance.
 
-    matrix: Tensor  # (1 | B, n, n), symmetric to round-off
-    added: Tensor  # (1, 1)
+    It is kept in these parts, and never formed unless asked for: one matrix often serves the whole
+    batch where gains differ, noise is added without a copy of the matrix, and the next weight takes
+    an activated covariance in as ``((W gain) matrix gain + W added) W^T`` (docs/theory.md, eq. 7).
+
+    Attributes:
+        matrix: (1 | B, n, n), symmetric to round-off; None for 0: units that share no noise yet.
+        gain: (1 | B, n), or None for 1.
+        added: (1 | B, n) or (1, 1), or None for 0; without a matrix it has to be there, (1 | B, n).
+    """
+
+    matrix: Tensor | None
+    added: Tensor | None = None
+    gain: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.matrix is None and self.added is None:
+            raise TypeError("Full needs a matrix (1 | B, n, n), or variances, added (1 | B, n).")
+
+    @classmethod
+    def start(cls, var: Tensor, n: int) -> Full:
+        return cls(None, var.expand(*var.shape[:-1], n))
 
     @property
     def variance(self) -> Tensor:
-        # Where weights cancel, round-off can leave -1e-9 here; a variance is never negative.
-        return self.matrix.diagonal(dim1=-2, dim2=-1).clamp(min=0) + self.added
+        if self.matrix is None:
+            assert self.added is not None
+            return self.added
+        variance = self._correlated_variance(self.gain)
+        return variance if self.added is None else variance + self.added
 
     def dense(self) -> Tensor:
-        diagonal = self.matrix.diagonal(dim1=-2, dim2=-1)
-        return symmetric(self.matrix) + torch.diag_embed(self.variance - diagonal)
+        if self.matrix is None:
+            return torch.diag_embed(self.variance)
+        matrix = self.matrix
+        if self.gain is not None:
+            matrix = self.gain[..., None] * matrix * self.gain[..., None, :]
+        return as_covariance(matrix, self.variance)
 
     def linear(self, weight: Tensor) -> Full:
-        def product(samples: slice) -> Tensor:
-            return weight @ (linalg.rows(self.matrix, samples, dim=-3) @ weight.mT)
-
-        matrix = linalg.in_chunks(product, len(self.matrix), weight.numel(), weight.device)
-        return Full(matrix + self.added * weight @ weight.mT, torch.zeros_like(self.added))
+        if self.matrix is None:
+            return Full(linalg.diagonal_product(weight, self.variance))
+        gain = self.matrix.new_ones(1, 1) if self.gain is None else self.gain
+        added = self.matrix.new_zeros(1, 1) if self.added is None else self.added
+        return Full(linalg.gated_product(weight, self.matrix, gain, added))
 
     def add_noise(self, var: float) -> Full:
-        return Full(self.matrix, self.added + var)
+        if self.added is None:
+            assert self.matrix is not None
+            return Full(self.matrix, self.matrix.new_zeros(1, 1) + var, self.gain)
+        return Full(self.matrix, self.added + var, self.gain)
 
-    def activate(self, gain: Tensor, variance: Tensor) -> Gated:
-        return _gated(self.matrix, gain, variance)
+    def gate(self, gain: Tensor, variance: Tensor) -> Full:
+        if self.matrix is None:
+            return Full(None, variance)
+        gain = gain if self.gain is None else self.gain * gain
+        # Never negative but for round-off.
+        return Full(self.matrix, (variance - self._correlated_variance(gain)).clamp(min=0), gain)
 
-    def scale(self, factor: Tensor) -> Gated:
-        return Gated(self.matrix, factor, factor.square() * self.added)
+    def scale(self, factor: Tensor) -> Full:
+        added = None if self.added is None else factor * self.added * factor
+        if self.matrix is None:
+            return Full(None, added)
+        return Full(self.matrix, added, factor if self.gain is None else self.gain * factor)
+
+    def select(self, samples: Selection) -> Full:
+        matrix = None if self.matrix is None else linalg.rows(self.matrix, samples, dim=-3)
+        added, gain = (
+            None if part is None else linalg.rows(part, samples) for part in (self.added, self.gain)
+        )
+        return Full(matrix, added, gain)
+
+    def quadratic(self, rows: Tensor) -> Tensor:
+        diagonal = None if self.added is None else (rows * self.added[..., None, :]) @ rows.mT
+        if self.matrix is None:
+            assert diagonal is not None
+            return diagonal
+        if self.gain is not None:
+            rows = rows * self.gain[..., None, :]
+        product = linalg.times_matrices(rows, self.matrix) @ rows.mT
+        return product if diagonal is None else product + diagonal
+
+    def log_determinant(self, rtol: float) -> tuple[Tensor, Tensor]:
+        if self.matrix is None:
+            return linalg.spectrum_log_determinant(self.variance, rtol)
+        return super().log_determinant(rtol)
+
+    def color(self, white: Tensor) -> Tensor:
+        return white * self.variance.sqrt() if self.matrix is None else super().color(white)
+
+    def _correlated_variance(self, gain: Tensor | None) -> Tensor:
+        """(1 | B, n) gain^2 times the matrix's diagonal."""
+        assert self.matrix is not None
+        # Where weights cancel, round-off can leave -1e-5 here; a variance is never negative.
+        diagonal = self.matrix.diagonal(dim1=-2, dim2=-1).clamp(min=0)
+        # Not gain^2: the square of a gain can overflow.
+        return diagonal if gain is None else gain * diagonal * gain
 
 
 @register_value
 @dataclass(frozen=True, eq=False, repr=False)
-class Gated(Covariance):
-    """``gain_i gain_j matrix_ij`` plus ``excess`` on the diagonal: an activated covariance.
+class Diagonal(Covariance):
+    """Variances alone, correlations dropped at every layer: the paper's dMNN."""
 
-    Positive semidefinite by construction, and never formed unless asked for: the next weight takes
-    it in as ``((W gain) matrix gain + W excess) W^T`` (docs/theory.md, eq. 7). ``matrix`` often is
-    one for the whole batch where the gains are not.
-    """
+    var: Tensor  # (1 | B, n)
 
-    matrix: Tensor  # (1 | B, n, n)
-    gain: Tensor  # (1 | B, n)
-    excess: Tensor  # (1 | B, n)
+    @classmethod
+    def start(cls, var: Tensor, n: int) -> Diagonal:
+        return cls(var.expand(*var.shape[:-1], n))
 
     @property
     def variance(self) -> Tensor:
-        # gain * before * gain: the square of a gain can overflow.
-        before = self.matrix.diagonal(dim1=-2, dim2=-1)
-        return self.gain * before * self.gain + self.excess
+        return self.var
 
     def dense(self) -> Tensor:
-        correlated = self.gain[..., None] * self.matrix * self.gain[..., None, :]
-        return symmetric(correlated) + torch.diag_embed(self.excess)
+        return torch.diag_embed(self.var)
 
-    def linear(self, weight: Tensor) -> Full:
-        matrix = linalg.gated_product(weight, self.matrix, self.gain, self.excess)
-        return Full(matrix, torch.zeros_like(self.gain[:1, :1]))
+    def linear(self, weight: Tensor) -> Diagonal:
+        return Diagonal(F.linear(self.var, weight.square()))
 
-    def add_noise(self, var: float) -> Gated:
-        return Gated(self.matrix, self.gain, self.excess + var)
+    def add_noise(self, var: float) -> Diagonal:
+        return Diagonal(self.var + var)
 
-    def activate(self, gain: Tensor, variance: Tensor) -> Gated:
-        return _gated(self.matrix, self.gain * gain, variance)
+    def gate(self, gain: Tensor, variance: Tensor) -> Diagonal:
+        return Diagonal(variance)
 
-    def scale(self, factor: Tensor) -> Gated:
-        return Gated(self.matrix, self.gain * factor, self.excess * factor.square())
+    def scale(self, factor: Tensor) -> Diagonal:
+        return Diagonal(self.var * factor.square())
 
+    def select(self, samples: Selection) -> Diagonal:
+        return Diagonal(linalg.rows(self.var, samples))
 
-def _gated(matrix: Tensor, gain: Tensor, variance: Tensor) -> Gated:
-    """The activated covariance with this diagonal; docs/theory.md, eq. (7)."""
-    linear_response = gain * matrix.diagonal(dim1=-2, dim2=-1) * gain
-    # Never negative but for round-off.
-    return Gated(matrix, gain, (variance - linear_response).clamp(min=0))
+    def quadratic(self, rows: Tensor) -> Tensor:
+        return (rows * self.var[..., None, :]) @ rows.mT
+
+    def log_determinant(self, rtol: float) -> tuple[Tensor, Tensor]:
+        return linalg.spectrum_log_determinant(self.var, rtol)
+
+    def color(self, white: Tensor) -> Tensor:
+        return white * self.var.sqrt()
 
 
 @register_value
@@ -187,6 +169,10 @@ class Shared(Covariance):
     """
 
     one: Covariance  # of batch dimension 1
+
+    @classmethod
+    def start(cls, var: Tensor, n: int) -> Shared:
+        return cls(Full.start(var.mean(0, keepdim=True), n))
 
     @property
     def variance(self) -> Tensor:
@@ -201,21 +187,28 @@ class Shared(Covariance):
     def add_noise(self, var: float) -> Shared:
         return Shared(self.one.add_noise(var))
 
-    def activate(self, gain: Tensor, variance: Tensor) -> Shared:
-        return Shared(self.one.activate(gain, variance))
+    def gate(self, gain: Tensor, variance: Tensor) -> Shared:
+        return Shared(self.one.gate(gain, variance))
 
     def scale(self, factor: Tensor) -> Shared:
         if factor.shape[0] == 1:
             return Shared(self.one.scale(factor))
         # Factors that differ by sample (a dropout mask): the batch's average of what they make.
         pairs = factor.mT @ factor / factor.shape[0]
-        return Shared(Full(self.one.dense() * pairs, torch.zeros_like(factor[:1, :1])))
+        return Shared(Full(self.one.dense() * pairs))
 
-    def respond(
-        self, activation: Callable[[Tensor, Tensor], Response], mean: Tensor, response: Response
-    ) -> Covariance:
-        common = activation(mean.mean(0, keepdim=True), self.variance)
-        return self.activate(common.gain, common.variance)
+    def select(self, samples: Selection) -> Shared:
+        return self
+
+    def activate(
+        self, activation: Callable[[Tensor, Tensor], Response], mean: Tensor
+    ) -> tuple[Response, Shared]:
+        variance = self.variance
+        common = activation(mean.mean(0, keepdim=True), variance)
+        return activation(mean, variance), self.gate(common.gain, common.variance)
+
+    def quadratic(self, rows: Tensor) -> Tensor:
+        return self.one.quadratic(rows)
 
     def log_determinant(self, rtol: float) -> tuple[Tensor, Tensor]:
         return self.one.log_determinant(rtol)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from covary import linalg
-from covary.covariance.base import EVERY, Covariance, as_covariance
+from covary.covariance.base import Covariance, Selection, as_covariance
+from covary.covariance.exact import Full
 from covary.covariance.samples import Samples
 from covary.covariance.sweep import Entry, Pull, Tape
 
@@ -30,11 +30,17 @@ class Swept(Covariance):
         tape: what the forward pass wrote down.
         at: the index of the value.
         mean: (B, *event) its mean, for shape and type.
+        chosen: the samples that are looked at, if not all.
     """
 
     tape: Tape
     at: int
     mean: Tensor
+    chosen: Tensor | None = None
+
+    @classmethod
+    def start(cls, var: Tensor, n: int) -> Swept:
+        raise TypeError("A Swept covariance comes from covary.convert, not from a Lift.")
 
     @property
     def variance(self) -> Tensor:
@@ -53,8 +59,9 @@ class Swept(Covariance):
                 for name, part in self.tape.variances(self.at, rows).items():
                     found.setdefault(name, []).append(part)
         if not found:
-            return {"": self.mean.detach().new_zeros(self.mean.shape).flatten(1)}
-        return {name: torch.cat(parts, -1) for name, parts in found.items()}
+            return {"": torch.zeros_like(self.mean.detach()).flatten(1)}
+        every = slice(None) if self.chosen is None else self.chosen
+        return {name: torch.cat(parts, -1)[every] for name, parts in found.items()}
 
     def dense(self) -> Tensor:
         known: Tensor | None = self.__dict__.get("_matrix")
@@ -66,12 +73,22 @@ class Swept(Covariance):
             self.__dict__["_matrix"] = known
         return known.clone()
 
-    def quadratic(self, rows: Tensor, samples: slice = EVERY) -> Tensor:
+    def quadratic(self, rows: Tensor) -> Tensor:
         """R C R^T for rows (1 | B, r, n), (B, r, r): as many rows of a sweep."""
-        expanded = rows.expand(self.tape.batch, -1, -1).transpose(0, 1)
-        shaped = expanded.reshape(len(expanded), *self.mean.shape)
+        every = rows.expand(self.tape.batch, -1, -1) if self.chosen is None else self._spread(rows)
+        shaped = every.transpose(0, 1).reshape(rows.shape[1], *self.mean.shape)
         with torch.set_grad_enabled(self.tape.is_supervised and torch.is_grad_enabled()):
-            return linalg.rows(self.tape.quadratic(self.at, shaped), samples, dim=-3)
+            found = self.tape.quadratic(self.at, shaped)
+        return found if self.chosen is None else found[self.chosen]
+
+    def _spread(self, rows: Tensor) -> Tensor:
+        """Rows (1 | b, r, n) of the chosen samples as rows (B, r, n) of all, 0 for the others."""
+        assert self.chosen is not None
+        if len(rows) > 1 and len(self.chosen.unique()) < len(self.chosen):
+            raise IndexError("A sample that was selected twice takes one set of rows, not two.")
+        every = rows.new_zeros(self.tape.batch, *rows.shape[1:])
+        every[self.chosen] = rows.expand(len(self.chosen), -1, -1)
+        return every
 
     def linear(self, weight: Tensor) -> Covariance:
         def pull(rows: Tensor) -> tuple[Tensor]:
@@ -87,11 +104,19 @@ class Swept(Covariance):
         factor = self._shaped(factor)
         return self._behind(lambda rows: (rows * factor,), self.mean)
 
-    def activate(self, gain: Tensor, variance: Tensor) -> Covariance:
+    def gate(self, gain: Tensor, variance: Tensor) -> Covariance:
         excess = (variance - gain * self.variance * gain).clamp(min=0)
         shaped = self._shaped(gain)
         noise = Entry("activation", self._shaped(excess), self._samples)
         return self._behind(lambda rows: (rows * shaped,), self.mean, noise)
+
+    def select(self, samples: Selection) -> Covariance:
+        known: Tensor | None = self.__dict__.get("_matrix")
+        if known is not None:
+            return Full(known[samples])
+        chosen = torch.arange(len(self.mean), device=self.mean.device)
+        chosen = (chosen if self.chosen is None else self.chosen)[samples]
+        return Swept(self.tape, self.at, self.mean, chosen)
 
     @property
     def _units(self) -> int:

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from covary import linalg
-from covary.covariance.base import EVERY, Covariance, as_covariance, register_value
-from covary.covariance.exact import Full, Independent, Isotropic
+from covary.covariance.base import EVERY, Covariance, Selection, as_covariance, register_value
+from covary.covariance.exact import Full
+from covary.covariance.grams import form, recall, version_of
 from covary.settings import without_autocast
 
 # A layer of more units has its variances swept in blocks, without the covariances in between.
@@ -28,35 +29,13 @@ class Probe(NamedTuple):
     momentum: float  # weight of the new measurement in the running average
 
 
-class Memo:
-    """What a weight made of the input's noise, for as long as both stay the same.
-
-    Kept by the layer that has the weight, it spares every batch but the first the product W W^T.
-    """
-
-    def __init__(self) -> None:
-        self._kept: tuple[Any, Tensor, list[linalg.Block]] | None = None
-
-    def half_of_gram(self, weight: Tensor, var: Tensor) -> list[linalg.Block]:
-        """W diag(var) W^T as ``linalg.lower_half``, for (m, n) and (1, n)."""
-        version = _version(weight)
-        if version is None or weight.device.type != "cpu":  # comparing would wait for the device
-            return linalg.lower_half_of_gram(weight * var, weight)
-        kept, now = self._kept, (version, weight.data_ptr(), weight.dtype)
-        # Changes through .data are not counted, but they show in sums of the weights: other ones
-        # for each input, where norms would miss a change of sign or of order.
-        tally = torch.linspace(1, 2, weight.shape[1], dtype=weight.dtype, device=weight.device)
-        values = torch.cat([weight @ tally, var[0]])
-        if kept is None or kept[0] != now or not torch.equal(kept[1], values):
-            half = linalg.lower_half_of_gram(weight * var, weight)
-            self._kept = kept = now, values, half
-        return kept[2]
-
-    def __reduce__(self) -> tuple[type[Memo], tuple[()]]:
-        return Memo, ()  # neither copied nor saved with its layer
+def _check_weights(cov: Tracked) -> None:
+    cov._check_weight()  # what has changed already must not pass for unchanged
 
 
-@partial(register_value, constants=["exact_width", "probe"], derived=["memo", "version"])
+@partial(
+    register_value, constants=["exact_width"], derived=["version", "owner"], check=_check_weights
+)
 @dataclass(frozen=True, eq=False, repr=False)
 class Tracked(Covariance):
     """``gain_i gain_j (W C W^T)_ij`` plus ``excess`` on the diagonal, for a C that is a recipe too.
@@ -76,9 +55,8 @@ class Tracked(Covariance):
         estimate: (1 | B, m) the variance of each unit.
         exact_width: layers of up to so many units form their covariance at once, so that their
             variances are exact, given those before.
-        probe: how corrections are measured, if they are.
-        memo: what the layer that has the weight remembers, if anything.
         version: of the weight's content; an optimizer may have changed it before the sweep.
+        owner: the weight as its layer has it, where W C W^T may be kept for the next batch.
     """
 
     before: Covariance
@@ -87,22 +65,25 @@ class Tracked(Covariance):
     excess: Tensor | None
     estimate: Tensor
     exact_width: int = 0
-    probe: Probe | None = None
-    memo: Memo | None = None
     version: int | None = None
+    owner: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.version is None:
-            object.__setattr__(self, "version", _version(self.weight))
+            object.__setattr__(self, "version", version_of(self.weight))
 
     def __getstate__(self) -> dict[str, Any]:
-        if self.weight is not None:
-            self._current_weight()  # what has changed already must not pass for unchanged
-        return self.__dict__
+        self._check_weight()
+        return {**self.__dict__, "owner": None, "_half": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A copy has a weight of its own, whose changes are counted anew.
-        self.__dict__.update(state | {"version": _version(state["weight"])})
+        self.__dict__.update(state | {"version": version_of(state["weight"])})
+
+    @classmethod
+    def start(cls, var: Tensor, n: int) -> Tracked:
+        inputs = Full.start(var, n)
+        return cls(inputs, None, None, None, inputs.variance)
 
     @property
     def variance(self) -> Tensor:
@@ -130,32 +111,32 @@ class Tracked(Covariance):
         return known.clone() if wants_grad else known.detach().clone()
 
     def linear(self, weight: Tensor) -> Tracked:
+        owner = None
         if not torch.is_grad_enabled():
+            owner = weight
             weight = weight.detach()  # the sweep comes later, when gradients may be on again
-        ungated = partial(
-            Tracked, gain=None, excess=None, exact_width=self.exact_width, probe=self.probe
-        )
         if weight.shape[0] <= self.exact_width:
-            formed = Full(self._products(weight[None]), torch.zeros_like(self.estimate[:1, :1]))
-            return ungated(before=formed, weight=None, estimate=formed.variance)
-        return ungated(before=self, weight=weight, estimate=self._estimate_behind(weight))
-
-    def _estimate_behind(self, weight: Tensor) -> Tensor:
-        if self.weight is None and isinstance(self.before, Isotropic) and self.gain is None:
-            # All inputs alike, as at the start of a network: one pass over the weights.
-            return self.estimate[:, :1] * weight.square().sum(1)
-        return F.linear(self.estimate, weight.square())
+            formed = Full(self.quadratic(weight[None]))
+            return Tracked(formed, None, None, None, formed.variance, self.exact_width)
+        if owner is None or not self._is_uncorrelated or len(self.estimate) != 1:
+            estimate = F.linear(self.estimate, weight.square())
+            return Tracked(self, weight, None, None, estimate, self.exact_width)
+        known = recall(owner, self.estimate)
+        estimate = F.linear(self.estimate, weight.square()) if known is None else known.diagonal
+        behind = Tracked(self, weight, None, None, estimate, self.exact_width, owner=owner)
+        if known is not None:
+            behind.__dict__["_half"] = known.half
+        return behind
 
     def add_noise(self, var: float) -> Tracked:
         before = self.estimate.new_zeros(1, 1) if self.excess is None else self.excess
         return self._with(excess=before + var, estimate=self.estimate + var)
 
-    def activate(self, gain: Tensor, variance: Tensor) -> Tracked:
+    def gate(self, gain: Tensor, variance: Tensor) -> Tracked:
         # Never negative but for round-off: eq. (7).
-        linear_response = gain * self.estimate * gain
-        excess = (variance - linear_response).clamp(min=0)
+        excess = torch.addcmul(variance, gain * self.estimate, gain, value=-1).clamp(min=0)
         if self.excess is not None:
-            excess = excess + gain * self.excess * gain
+            excess = torch.addcmul(excess, gain * self.excess, gain)
         gain = gain if self.gain is None else self.gain * gain
         return self._with(gain=gain, excess=excess, estimate=variance.expand_as(excess))
 
@@ -164,77 +145,98 @@ class Tracked(Covariance):
         excess = None if self.excess is None else factor * self.excess * factor
         return self._with(gain=gain, excess=excess, estimate=self.estimate * factor.square())
 
+    def select(self, samples: Selection) -> Tracked:
+        if isinstance(samples, slice) and samples == EVERY:
+            return self
+        selected = self._with(
+            before=self.before.select(samples),
+            gain=None if self.gain is None else linalg.rows(self.gain, samples),
+            excess=None if self.excess is None else linalg.rows(self.excess, samples),
+            estimate=linalg.rows(self.estimate, samples),
+        )
+        if "_known" in self.__dict__:
+            selected.__dict__["_known"] = linalg.rows(self.__dict__["_known"], samples, dim=-3)
+        return selected
+
     @property
     def is_exact(self) -> bool:
         """Whether the estimates are exact: formed, or of weights on units that share no noise."""
-        if self.weight is None:
-            return True
-        before = self._before()
-        return before.weight is None and not isinstance(before.before, Full)
+        return self.weight is None or self._before()._is_uncorrelated
+
+    @property
+    def _is_uncorrelated(self) -> bool:
+        """Whether units share no noise yet, so that the covariance is diag(estimate)."""
+        before = self.before
+        return self.weight is None and isinstance(before, Full) and before.matrix is None
 
     def corrected(self, factor: Tensor) -> Tracked:
         """The same with estimates times a factor (1 | B, m), unless they are exact."""
         return self if self.is_exact else self._with(estimate=self.estimate * factor)
 
-    def remembering(self, memo: Memo) -> Tracked:
-        """The same with the memo of the layer that has the weight."""
-        return self._with(memo=memo)
-
-    def variance_of(self, units: Tensor, samples: slice = EVERY) -> Tensor:
-        """(1 | b, u) variances of some units (u,) and samples, by a sweep of u rows."""
+    def variance_of(self, units: Tensor) -> Tensor:
+        """(1 | B, u) variances of some units (u,), by a sweep of u rows."""
         wants_grad = torch.is_grad_enabled() and self.estimate.requires_grad
         with torch.set_grad_enabled(wants_grad), without_autocast(self.estimate.device):
-            return self._variance_of(units, samples)
+            if self.weight is None:
+                core = self.before.variance[..., units]
+            else:
+                rows = self._current_weight()[..., units, :].unsqueeze(-3)
+                # Where weights cancel, round-off can leave -1e-9; a variance is never negative.
+                core = self._before().quadratic(rows).diagonal(dim1=-2, dim2=-1).clamp(min=0)
+            if self.gain is not None:
+                gain = _each(self.gain, self.estimate)[..., units]
+                core = gain * core * gain
+            if self.excess is not None:
+                core = core + _each(self.excess, self.estimate)[..., units]
+            return core
 
-    def _variance_of(self, units: Tensor, samples: slice) -> Tensor:
-        if self.weight is None:
-            core = linalg.rows(self.before.variance, samples)[..., units]
-        else:
-            rows = self._current_weight()[..., units, :].unsqueeze(-3)
-            # Where weights cancel, round-off can leave -1e-9 here; a variance is never negative.
-            core = self._before().quadratic(rows, samples).diagonal(dim1=-2, dim2=-1).clamp(min=0)
-        if self.gain is not None:
-            gain = linalg.rows(self.gain, samples)
-            gain = gain.expand(*gain.shape[:-1], self.estimate.shape[-1])[..., units]
-            core = gain * core * gain
-        if self.excess is not None:
-            excess = linalg.rows(self.excess, samples)
-            core = core + excess.expand(*excess.shape[:-1], self.estimate.shape[-1])[..., units]
-        return core
+    def quadratic(self, rows: Tensor) -> Tensor:
+        """R C R^T: the sweep, some samples at a time. docs/theory.md, eq. (22)."""
+        wants_grad = torch.is_grad_enabled() and (self.estimate.requires_grad or rows.requires_grad)
+        with torch.set_grad_enabled(wants_grad), without_autocast(rows.device):
+            if self.estimate.dim() > 2:
+                return self._sweep(rows)
+            batch, count = linalg.batch_of(self.estimate, rows), rows.shape[-2]
+            first = self._first()
+            if first is not None and first._is_plain(rows) and first._pays_in_common(batch * count):
+                first._half_in_common()  # one chunk alone might find it not worth while
+            numbers = count * self._widest()
 
-    def quadratic(self, rows: Tensor, samples: slice = EVERY) -> Tensor:
-        """R C R^T: the sweep. docs/theory.md, eq. (22)."""
-        node, total = self, torch.zeros_like(rows[..., :1, :1])
+            def some(samples: slice) -> Tensor:
+                return self.select(samples)._sweep(linalg.rows(rows, samples, dim=-3))
+
+            return linalg.in_chunks(some, batch, numbers, rows.device)
+
+    def _sweep(self, rows: Tensor) -> Tensor:
+        node, total = self, None
         while node.weight is not None:
             weight, before = node._current_weight(), node._before()
-            if "_half" in node.__dict__ or node._pays_in_common(rows.shape[-3] * rows.shape[-2]):
-                return total + node._quadratic_in_common(rows, samples)
-            rows, total = node._passed(rows, samples, total)
+            known = node.__dict__.get("_half") is not None
+            if known or node._pays_in_common(rows.shape[-3] * rows.shape[-2]):
+                return _sum(total, node._quadratic_in_common(rows))
+            rows, total = node._passed(rows, total)
             rows = linalg.tall_product(rows, weight)
             node = before
-        rows, total = node._passed(rows, samples, total)
-        return total + node.before.quadratic(rows, samples)
+        rows, total = node._passed(rows, total)
+        return _sum(total, node.before.quadratic(rows))
 
-    def _passed(self, rows: Tensor, samples: slice, total: Tensor) -> tuple[Tensor, Tensor]:
+    def _passed(self, rows: Tensor, total: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Rows behind the gain, and the total with what the excess adds to it."""
         if self.excess is not None:
-            excess = linalg.rows(self.excess, samples)[..., None, :]
-            total = total + (rows * excess) @ rows.mT
+            total = _sum(total, (rows * self.excess[..., None, :]) @ rows.mT)
         if self.gain is not None:
-            rows = rows * linalg.rows(self.gain, samples)[..., None, :]
+            rows = rows * self.gain[..., None, :]
         return rows, total
 
-    def _quadratic_in_common(self, rows: Tensor, samples: slice) -> Tensor:
+    def _quadratic_in_common(self, rows: Tensor) -> Tensor:
         """The rest of a sweep, where W C W^T is the same for all samples: it is formed once."""
         if not self._is_plain(rows):
             matrix = self._before().quadratic(self._current_weight().unsqueeze(-3)).squeeze(-3)
-            passed, total = self._passed(rows, samples, torch.zeros_like(rows[..., :1, :1]))
-            return total + linalg.tall_product(passed, matrix) @ passed.mT
+            passed, total = self._passed(rows, None)
+            return _sum(total, linalg.tall_product(passed, matrix) @ passed.mT)
         gain = self.estimate.new_ones(1, 1) if self.gain is None else self.gain
         excess = self.estimate.new_zeros(1, 1) if self.excess is None else self.excess
-        return linalg.gated_quadratic(
-            rows, self._half_in_common(), linalg.rows(gain, samples), linalg.rows(excess, samples)
-        )
+        return linalg.gated_quadratic(rows, self._half_in_common(), gain, excess)
 
     def _pays_in_common(self, rows: int) -> bool:
         """Whether W C W^T is the same for all samples, and so many rows make up for forming it.
@@ -252,13 +254,13 @@ class Tracked(Covariance):
         # Of inputs under vmap, the first rows are weights that are not; but the estimates are.
         return not any(map(is_functorch_wrapped_tensor, (rows, self.estimate)))
 
-    def _half_in_common(self) -> list[linalg.Block]:
-        # Chunks of samples, and probes of several layers, all need it.
-        half: list[linalg.Block] | None = self.__dict__.get("_half")
+    def _half_in_common(self) -> Tensor:
+        """(m, m) W C W^T as ``linalg.lower_half``: chunks of samples and later layers need it."""
+        half: Tensor | None = self.__dict__.get("_half")
         if half is None:
             weight, before = self._current_weight(), self._before()
-            if before.weight is None and isinstance(before.before, Isotropic):
-                half = (self.memo or Memo()).half_of_gram(weight, before.estimate)
+            if before._is_uncorrelated:
+                half = form(weight, before.estimate, self.owner)
             else:
                 half = linalg.lower_half(before.quadratic(weight[None])[0])
             self.__dict__["_half"] = half
@@ -268,24 +270,13 @@ class Tracked(Covariance):
         if self.weight is None:
             matrix = self.before.dense()
         else:
-            matrix = self._before()._products(self._current_weight().unsqueeze(-3))
+            matrix = self._before().quadratic(self._current_weight().unsqueeze(-3))
         if self.gain is not None:
             matrix = self.gain[..., None] * matrix * self.gain[..., None, :]
         matrix = as_covariance(matrix)
         if self.excess is not None:
-            matrix = matrix + torch.diag_embed(self.excess.expand(self.estimate.shape))
+            matrix = matrix + torch.diag_embed(_each(self.excess, self.estimate))
         return matrix
-
-    def _products(self, rows: Tensor) -> Tensor:
-        """R C R^T for rows (1, r, n) that all samples have in common, some samples at a time."""
-        if self.estimate.dim() > 2:
-            return self.quadratic(rows)
-        batch, count = len(self.estimate), rows.shape[-2]
-        first = self._first()
-        if first is not None and first._is_plain(rows) and first._pays_in_common(batch * count):
-            first._half_in_common()  # one chunk alone might find it not worth while
-        numbers = 2 * count * self._widest()  # the rows, and what becomes of them
-        return linalg.in_chunks(partial(self.quadratic, rows), batch, numbers, rows.device)
 
     def _first(self) -> Tracked | None:
         """The node of the first weight on the way from the input."""
@@ -312,28 +303,26 @@ class Tracked(Covariance):
         changed = object.__new__(Tracked)
         changed.__dict__.update(self.__dict__)
         changed.__dict__.pop("_known", None)
-        changed.__dict__.pop("_half", None)
         changed.__dict__.update(changes)
         return changed
 
     def _current_weight(self) -> Tensor:
         assert self.weight is not None
-        if self.version is not None and _version(self.weight) != self.version:
+        self._check_weight()
+        return self.weight
+
+    def _check_weight(self) -> None:
+        if self.version is not None and version_of(self.weight) != self.version:
             raise RuntimeError(
                 "The weights were changed after the forward pass, before its covariance was looked "
                 "at. Look first (out.covariance_matrix, out.entropy()), then step the optimizer."
             )
-        return self.weight
 
 
-def start_tracked(inputs: Isotropic | Independent) -> Tracked:
-    """The covariance of independent inputs, where a recipe starts."""
-    return Tracked(inputs, None, None, None, inputs.variance)
+def _each(value: Tensor, estimate: Tensor) -> Tensor:
+    """(1 | B, 1 | m) for each unit: (1 | B, m)."""
+    return value.expand(*value.shape[:-1], estimate.shape[-1])
 
 
-def _version(weight: Tensor | None) -> int | None:
-    """How often the content was changed; None where nobody counts (compiled, inference mode)."""
-    # Within a pytree that is taken apart, anything may stand in the place of a tensor.
-    if torch.compiler.is_compiling() or not isinstance(weight, Tensor) or weight.is_inference():
-        return None
-    return weight._version
+def _sum(total: Tensor | None, part: Tensor) -> Tensor:
+    return part if total is None else total + part

@@ -7,6 +7,7 @@ import operator
 
 from torch import Tensor, nn
 
+from covary.covariance import Kind
 from covary.moments import Moments
 
 
@@ -24,7 +25,7 @@ def check_noise(noise: float, layer: str) -> float:
     return sigma
 
 
-def check_exact_width(width: int | None, covariance: str) -> int | None:
+def check_exact_width(width: int | None, covariance: Kind) -> int | None:
     """``exact_width`` as it is; an error unless it is None, or 0 or more and for ``"tracked"``."""
     if width is None:
         return None

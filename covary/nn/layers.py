@@ -49,12 +49,12 @@ class Activation(nn.Module):
         check_moments(moments, self)
         mu, cov = moments.mean, moments.cov
         with without_autocast(mu.device), covariance_grad():
-            var = cov.unit_variance
-            out = self.activation(mu, var)
-            activated = cov.respond(self.activation, mu, out)
-        return Moments(
-            mean_of_constant_variance(mu, var, out.mean, out.gain, self.activation), activated
-        )
+            out, activated = cov.activate(self.activation, mu)
+        if covariance_is_supervised() or not torch.is_grad_enabled():
+            return Moments(out.mean, activated)
+        var = cov.unit_variance.detach()
+        mean = mean_of_constant_variance(mu, var, out.mean, out.gain, self.activation)
+        return Moments(mean, activated)
 
     def plain(self) -> Function:
         """h itself, unit by unit."""

@@ -10,15 +10,12 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from covary.covariance import Probe, Tracked, check_name, start
+from covary.covariance import Kind, Tracked, check_kind, start
 from covary.moments import Moments
 from covary.nn.checks import check_exact_width, check_noise
 from covary.nn.fidelity import UNKNOWN, Fidelity, TrackingWarning, frames_to_caller
 from covary.nn.protocol import Noisy, taken
 from covary.settings import covariance_grad, is_autocast, values_are_checked
-
-# A step measures the corrections of so many units of each layer on so many of its samples.
-TRAINING_PROBE = Probe(samples=4, units=32, momentum=0.1)
 
 
 class Lift(Noisy):
@@ -34,7 +31,7 @@ class Lift(Noisy):
             sample), ``"tracked"`` (one per sample too, but approximate, and computed only where it
             is looked at: much cheaper), ``"diagonal"`` (variances only) or ``"shared"`` (one matrix
             per mini-batch, in evaluation mode too, so that samples depend on their neighbours; see
-            ``covary.with_covariance``).
+            ``covary.with_covariance``); or a class, a subclass of ``covary.covariance.Covariance``.
         exact_width: for ``"tracked"``, in evaluation: layers of up to so many units have exact
             variances, given those before them, at the price of as many backward passes. None: the
             least that was good enough when ``covary.track`` compared with exact covariances.
@@ -51,15 +48,15 @@ class Lift(Noisy):
     def __init__(
         self,
         noise: float,
-        covariance: str = "full",
+        covariance: Kind = "full",
         *,
         exact_width: int | None = None,
         poisson: bool = False,
     ) -> None:
         super().__init__()
         self.noise = check_noise(noise, "Lift")
-        self.covariance = check_name(covariance)
-        self.exact_width = check_exact_width(exact_width, covariance)
+        self.covariance = check_kind(covariance)
+        self.exact_width = check_exact_width(exact_width, self.covariance)
         self.poisson = poisson
         self.register_buffer("fidelity", None)
         self._read: tuple[Tensor, Fidelity] | None = None
@@ -93,7 +90,7 @@ class Lift(Noisy):
 
     def _tracked(self, cov: Tracked) -> Tracked:
         if self.training:
-            return replace(cov, probe=TRAINING_PROBE)
+            return cov
         known = self._known()
         if not torch.compiler.is_compiling():
             self._warn_once(known)
@@ -144,7 +141,10 @@ class Lift(Noisy):
     def extra_repr(self) -> str:
         width = "" if self.exact_width is None else f", exact_width={self.exact_width}"
         poisson = ", poisson=True" if self.poisson else ""
-        return f"noise={self.noise:g}, covariance={self.covariance!r}{width}{poisson}"
+        held = (
+            repr(self.covariance) if isinstance(self.covariance, str) else self.covariance.__name__
+        )
+        return f"noise={self.noise:g}, covariance={held}{width}{poisson}"
 
 
 def _check_liftable(x: Tensor) -> None:

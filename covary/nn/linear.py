@@ -8,13 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covary import linalg
 from covary.covariance import Probe, Tracked
-from covary.covariance.tracked import Memo
 from covary.moments import Moments
 from covary.nn.checks import check_moments
 from covary.nn.protocol import Drawn, share
 from covary.settings import covariance_grad, without_autocast
+
+# A training step measures the corrections of so many units of each layer on so many samples.
+TRAINING_PROBE = Probe(samples=4, units=32, momentum=0.1)
 
 
 class Linear(nn.Module):
@@ -48,7 +49,6 @@ class Linear(nn.Module):
         self.register_buffer("probed", None)
         # How corrections are measured in evaluation mode, while covary.track is at work.
         self.probe: Probe | None = None
-        self._memo = Memo()
 
     def forward(self, moments: Moments) -> Moments:
         check_moments(moments, self, self.in_features)
@@ -62,7 +62,7 @@ class Linear(nn.Module):
             with covariance_grad():
                 cov = moments.cov.linear(self.weight)
                 if isinstance(cov, Tracked):
-                    cov = self._correct(cov.remembering(self._memo))
+                    cov = self._correct(cov)
                 return Moments(mean, cov)
 
     def begin_tracking(self, *, anew: bool = False) -> None:
@@ -76,7 +76,7 @@ class Linear(nn.Module):
             self.probed.zero_()
 
     def _correct(self, cov: Tracked) -> Tracked:
-        probe = self.probe or (cov.probe if self.training else None)
+        probe = self.probe or (TRAINING_PROBE if self.training else None)
         if probe is not None and not cov.is_exact:
             self.begin_tracking()
             with torch.no_grad():
@@ -96,9 +96,8 @@ class Linear(nn.Module):
         count = min(probe.units, self.out_features)
         turn = self.probed + torch.arange(count, device=self.probed.device)
         units, times = turn % self.out_features, turn // self.out_features
-        samples = slice(0, probe.samples)
-        measured = cov.variance_of(units, samples)
-        estimated = linalg.rows(cov.estimate, samples)[..., units]
+        cov = cov.select(slice(0, probe.samples))
+        measured, estimated = cov.variance_of(units), cov.estimate[..., units]
         # Dead units and networks without noise have no variance to take the logarithm of.
         least = torch.finfo(measured.dtype).tiny
         usable = (measured > least) & (estimated > least)
