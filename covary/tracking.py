@@ -29,7 +29,7 @@ _LEAST_SAMPLES = 16
 _WIDEST_EXACT = 128
 
 
-@overload
+@overload  # type: ignore[overload-overlap]
 def track(
     net: Converted, batches: Iterable[Any] | Tensor, *, samples: int = ..., progress: bool = ...
 ) -> Tracking: ...

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from covary.covariance.base import Covariance, Samples, register_value
+from covary.covariance.base import Covariance, Selection, register_value
 from covary.covariance.exact import Diagonal, Full, Shared
 from covary.covariance.tracked import Probe, Tracked
 
@@ -24,7 +24,7 @@ __all__ = [
     "Full",
     "Kind",
     "Probe",
-    "Samples",
+    "Selection",
     "Shared",
     "Tracked",
     "check_kind",

@@ -48,7 +48,7 @@ def recall(weight: Tensor, var: Tensor) -> Gram | None:
     if not _can_be_kept(weight):
         return None
     with _lock:
-        gram: Gram | None = _grams.get(weight)
+        gram: Gram | None = _grams.get(weight)  # type: ignore[no-untyped-call]
     return gram if gram is not None and gram.is_of(weight, var) else None
 
 

@@ -84,7 +84,7 @@ class Swept(Covariance):
     def _spread(self, rows: Tensor) -> Tensor:
         """Rows (1 | b, r, n) of the chosen samples as rows (B, r, n) of all, 0 for the others."""
         assert self.chosen is not None
-        if len(rows) > 1 and len(self.chosen.unique()) < len(self.chosen):
+        if len(rows) > 1 and len(set(self.chosen.tolist())) < len(self.chosen):
             raise IndexError("A sample that was selected twice takes one set of rows, not two.")
         every = rows.new_zeros(self.tape.batch, *rows.shape[1:])
         every[self.chosen] = rows.expand(len(self.chosen), -1, -1)
