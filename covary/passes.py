@@ -144,7 +144,8 @@ class Pass(ABC):
         if all(value.node < 0 for value in values):
             found = self.function(*plain(list(args)), **plain(dict(kwargs)))
             return pytree.tree_map(self._still_whole, found)
-        args, kwargs = pytree.tree_map(_unless_constant, (list(args), dict(kwargs)))
+        if any(value.node < 0 for value in values):
+            args, kwargs = pytree.tree_map(_unless_constant, (list(args), dict(kwargs)))
         result = self.follow(rule, args, kwargs)
         if not rule.in_place and not (rule.activation and _is_in_place(rule, args, kwargs)):
             return result

@@ -29,8 +29,8 @@ _LEAST_SAMPLES = 16
 _WIDEST_EXACT = 128
 
 
-@overload  # type: ignore[overload-overlap]
-def track(
+@overload
+def track(  # type: ignore[overload-overlap]
     net: Converted, batches: Iterable[Any] | Tensor, *, samples: int = ..., progress: bool = ...
 ) -> Tracking: ...
 

@@ -8,6 +8,7 @@
 from covary.rules import (  # noqa: F401
     averages,
     choices,
+    convolution,
     embedding,
     linear,
     linearised,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from covary.rules.helpers import differentiated, fixed
+import torch
+from torch import Tensor
+
+from covary.rules.helpers import differentiated, fixed, mapped
 from covary.rules.registry import EXACT, rule
 from covary.varying import Varying
 
@@ -32,8 +36,39 @@ def _reduced(_: int, *args: Any, **kwargs: Any) -> Sequence[int] | None:
     return [dims] if isinstance(dims, int) else list(dims)
 
 
-for _name in ("mean", "sum", "cumsum"):
-    _along(_name, _reduced)
+def _total(is_mean: bool) -> Callable[..., Varying]:
+    def apply(
+        x: Varying,
+        dim: int | Sequence[int] | None = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        axis: int | Sequence[int] | None = None,
+    ) -> Varying:
+        """Sum or average: rows go back to all elements that were added up."""
+        shape, function = x.numbers.shape, x.run.function
+        given = dim if axis is None else axis
+        dims = list(range(len(shape))) if given is None else _each(given, len(shape))
+        fixed(x, dims)
+        mean = function(x.numbers, dims, keepdim, dtype=dtype)
+        share = 1 / math.prod(shape[each] for each in dims) if is_mean else 1.0
+        one = [1 if i in dims else size for i, size in enumerate(shape)]
+
+        def pull(rows: Tensor) -> Tensor:
+            return (rows * share).reshape(len(rows), *one).expand(len(rows), *shape)
+
+        return mapped(x, mean, pull, samples=x.samples if keepdim else x.samples.without(dims))
+
+    return apply
+
+
+def _each(dim: int | Sequence[int], count: int) -> list[int]:
+    return [each % count for each in ([dim] if isinstance(dim, int) else dim)]
+
+
+rule("mean")(_total(is_mean=True))
+rule("sum")(_total(is_mean=False))
+_along("cumsum", _reduced)
 
 
 def _last(count: int) -> Callable[..., Sequence[int]]:

@@ -90,7 +90,7 @@ def merged(values: Sequence[Varying]) -> Samples:
         ConversionError: if elements of different samples would meet.
     """
     first, *others = values
-    dim = max(value.dim() for value in values)
+    dim = max(value.numbers.dim() for value in values)
     samples = first.samples.of_dim(dim)
     for other in others:
         if not samples.agrees(other.samples):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +11,6 @@ from torch import Tensor
 from covary.rules.helpers import differentiated, fixed, mapped, merged, summed_to
 from covary.rules.registry import EXACT, rule
 from covary.varying import Varying, plain
-
-Size = int | Sequence[int]
 
 
 @rule("linear")
@@ -25,128 +22,6 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Varying:
     fixed(x, [-1])
     x.run.uses(weight)
     return mapped(x, F.linear(x.numbers, weight, bias), lambda rows: rows @ weight.to(rows.dtype))
-
-
-def _convolution(dims: int, *, transposed: bool) -> Callable[..., Varying]:
-    forth = getattr(F, f"conv{'_transpose' if transposed else ''}{dims}d")
-    # What follows bias, stride and padding, in torch's order.
-    names = ("output_padding", "groups", "dilation") if transposed else ("dilation", "groups")
-
-    def apply(
-        x: Any,
-        weight: Any,
-        bias: Any = None,
-        stride: Size = 1,
-        padding: Size | str = 0,
-        *rest: Any,
-        **options: Any,
-    ) -> Varying:
-        """A convolution; rows go back by the transposed one, folded into the batch."""
-        options |= dict(zip(names, rest, strict=False))
-        if not isinstance(x, Varying) or isinstance(weight, Varying) or isinstance(bias, Varying):
-            value = x if isinstance(x, Varying) else weight
-            raise value.run.refusal("Weights of a convolution vary.")
-        if x.dim() != dims + 2:
-            raise x.run.refusal("Its input has no batch dimension.", "Give it one: x[None].")
-        fixed(x, range(1, dims + 2))
-        if isinstance(padding, str):
-            x, padding = _padded(x, padding, weight, _tuple(options.get("dilation", 1), dims))
-        x.run.uses(weight)
-        arranged = weight if x.run.noise.is_none else _arranged(weight)
-        mean = forth(x.numbers, arranged, bias, stride, padding, **options)
-        back = _transposed(
-            dims,
-            transposed,
-            (x.shape, mean.shape),
-            _tuple(stride, dims),
-            _tuple(padding, dims),
-            _tuple(options.get("dilation", 1), dims),
-            options.get("groups", 1),
-        )
-        kept = weight if x.run.tape.is_supervised else weight.detach()
-        channels = 1 if transposed else 0  # the dimension of the weight that results have
-
-        def scaled_by(scale: Tensor | None) -> Callable[[Tensor], Tensor]:
-            if scale is None:
-                return lambda rows: back(rows, kept)
-            shape = [1] * kept.dim()
-            shape[channels] = -1
-            by = kept * scale.reshape(shape)
-            return lambda rows: back(rows, by)
-
-        value = mapped(x, mean, scaled_by(None))
-        if options.get("groups", 1) == 1 or not transposed:
-            value.before_scaling = x, scaled_by
-        return value
-
-    return apply
-
-
-def _transposed(
-    dims: int,
-    transposed: bool,
-    shapes: tuple[torch.Size, torch.Size],
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    groups: int,
-) -> Callable[[Tensor, Tensor], Tensor]:
-    """Rows (r, B, *after) and a weight -> rows (r, B, *before), for (before, after) shapes."""
-    before, after = shapes
-    function = getattr(F, f"conv{dims}d" if transposed else f"conv_transpose{dims}d")
-    folds = dims == 2 and groups == 1 and before[1] <= _FEW_CHANNELS and max(stride) > 1
-
-    def back(rows: Tensor, weight: Tensor) -> Tensor:
-        flat = _arranged(rows.reshape(-1, *after[1:]))
-        kernel = weight.shape[2:]
-        options: dict[str, Any] = {"dilation": dilation, "groups": groups}
-        if not transposed and folds:
-            columns = weight.flatten(1).mT @ flat.flatten(2)
-            found = F.fold(columns, before[2:], kernel, dilation, padding, stride)
-        else:
-            if not transposed:  # so that sizes come out as they were: strides leave some out
-                sizes = zip(before[2:], after[2:], stride, padding, dilation, kernel, strict=True)
-                options["output_padding"] = [
-                    b - ((a - 1) * s - 2 * p + d * (k - 1) + 1) for b, a, s, p, d, k in sizes
-                ]
-            found = function(flat, _arranged(weight), None, stride, padding, **options)
-        return found.view(*rows.shape[:2], *before[1:])
-
-    return back
-
-
-# Of inputs with so few channels, strided convolutions go back faster as one product.
-_FEW_CHANNELS = 4
-
-
-def _arranged(value: Tensor) -> Tensor:
-    """Images with their channels last in memory: convolutions of them take about half the time."""
-    if value.dim() != 4:
-        return value
-    return value.contiguous(memory_format=torch.channels_last)
-
-
-def _padded(
-    x: Varying, padding: str, weight: Tensor, dilation: Sequence[int]
-) -> tuple[Varying, int]:
-    """Padding by name, as numbers; an even kernel has one more behind than before."""
-    if padding == "valid":
-        return x, 0
-    sizes: list[int] = []
-    for d, k in reversed(list(zip(dilation, weight.shape[2:], strict=True))):
-        total = d * (k - 1)
-        sizes += [total // 2, total - total // 2]
-    return F.pad(x, sizes), 0  # type: ignore[return-value]
-
-
-def _tuple(size: Size, dims: int) -> tuple[int, ...]:
-    sizes = (size,) * dims if isinstance(size, int) else tuple(size)
-    return sizes * dims if len(sizes) == 1 else sizes
-
-
-for _dims in (1, 2, 3):
-    rule(f"conv{_dims}d")(_convolution(_dims, transposed=False))
-    rule(f"conv_transpose{_dims}d")(_convolution(_dims, transposed=True))
 
 
 @rule("batch_norm")
