@@ -25,7 +25,7 @@ def moments(mu: Tensor, var: Tensor) -> ActivationMoments:
 def _leaky_moments(mu: Tensor, var: Tensor, *, slope: float) -> ActivationMoments:
     """The same for ``h(x) = slope x + (1 - slope) relu(x)``; docs/theory.md, eq. (14)."""
     sigma = var.sqrt()
-    beyond = tail(mu / sigma)
+    beyond = tail(mu, sigma)
     mean = torch.addcmul(F.relu(mu), sigma, beyond.first)
     gain = below(mu, beyond)
     excess = beyond.second - torch.addcmul(beyond.mass.square(), beyond.first, beyond.first)
