@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -60,6 +61,25 @@ class MomentActivation:
 
     def __repr__(self) -> str:
         return self.name
+
+    def __copy__(self) -> MomentActivation:
+        return self
+
+    def __deepcopy__(self, _memo: dict[int, object]) -> MomentActivation:
+        return self  # it cannot change, so a copy of a network may have the same
+
+    def __getstate__(self) -> dict[str, object]:
+        """What is pickled: the functions, which pickle finds by the name of their module."""
+        for field, value in vars(self).items():
+            try:
+                pickle.dumps(value)
+            except Exception as error:
+                raise pickle.PicklingError(
+                    f"The activation {self.name} cannot be pickled, because its {field} is or "
+                    f"contains a lambda or local function ({error}). Define the function by `def` "
+                    "at the top level of a module."
+                ) from error
+        return dict(vars(self))
 
 
 def _all_above(least: float, var: Tensor) -> bool:
