@@ -13,6 +13,8 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from covary.activations.neuron import LIF
 
+Function = Callable[[Tensor], Tensor]
+
 
 class ActivationMoments(NamedTuple):
     """What h(x) is like for x ~ N(mu, var), elementwise; docs/theory.md, eqs. (4) to (6)."""
@@ -84,7 +86,15 @@ class MomentActivation:
 
 def _all_above(least: float, var: Tensor) -> bool:
     """Whether it is known, without waiting for a device, that all variances are above."""
-    unknown = torch.compiler.is_compiling() or is_functorch_wrapped_tensor(var)
-    if unknown or var.device.type != "cpu" or var.numel() == 0:
+    return _is_readable(var) and bool(var.min() > least)
+
+
+def known_empty(mask: Tensor) -> bool:
+    """Whether it is known, without waiting for a device, that nothing is marked."""
+    return _is_readable(mask) and not bool(mask.any())
+
+
+def _is_readable(x: Tensor) -> bool:
+    if torch.compiler.is_compiling() or is_functorch_wrapped_tensor(x):
         return False
-    return bool(var.min() > least)
+    return x.device.type == "cpu" and x.numel() > 0
