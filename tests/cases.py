@@ -17,8 +17,57 @@ CLOSED_FORM = {
     "probit": activations.get("probit"),
     "erf": activations.get("erf"),
 }
-QUADRATURE = {name: activations.get(name) for name in ("tanh", "sigmoid", "silu", "softplus")}
-ACTIVATIONS = CLOSED_FORM | QUADRATURE
+PIECEWISE = {
+    "relu6": activations.get("relu6"),
+    "hardtanh": activations.get("hardtanh"),
+    "hardtanh_low": activations.hardtanh(-2.0, 0.5),
+    "hardsigmoid": activations.get("hardsigmoid"),
+    "hardswish": activations.get("hardswish"),
+    "hardshrink": activations.get("hardshrink"),
+    "softshrink": activations.get("softshrink"),
+    "threshold": activations.threshold(0.5, -0.25),
+}
+EXPONENTIAL = {
+    "elu": activations.get("elu"),
+    "elu_quarter": activations.elu(0.25),
+    "celu_half": activations.celu(0.5),
+    "selu": activations.get("selu"),
+}
+WAVES = {name: activations.get(name) for name in ("sin", "cos", "abs")}
+QUADRATURE = {
+    "tanh": activations.get("tanh"),
+    "sigmoid": activations.get("sigmoid"),
+    "silu": activations.get("silu"),
+    "softplus": activations.get("softplus"),
+    "softplus_sharp": activations.softplus(2.0, 15.0),
+    "mish": activations.get("mish"),
+    "logsigmoid": activations.get("logsigmoid"),
+    "gelu_tanh": activations.get("gelu_tanh"),
+    "tanhshrink": activations.get("tanhshrink"),
+    "softsign": activations.get("softsign"),
+}
+# Of any input, and growing no faster than linearly.
+ACTIVATIONS = CLOSED_FORM | PIECEWISE | EXPONENTIAL | WAVES | QUADRATURE
+GROWING = {
+    "exp": activations.get("exp"),
+    "expm1": activations.get("expm1"),
+    "square": activations.get("square"),
+    "cube": activations.power(3),
+}
+POSITIVE = {
+    "sqrt": activations.get("sqrt"),
+    "log": activations.get("log"),
+    "log1p": activations.get("log1p"),
+    "reciprocal": activations.get("reciprocal"),
+    "rsqrt": activations.get("rsqrt"),
+    "power_1.5": activations.power(1.5),
+}
+# Those whose moments are smooth in (mu, var) to the last digit, as no rule with fixed nodes is.
+SMOOTHED = {
+    name: found
+    for name, found in (CLOSED_FORM | PIECEWISE | EXPONENTIAL | WAVES | GROWING).items()
+    if name != "identity"
+}
 
 _MEANS = [0, 1e-4, 0.03, 0.3, 0.77, 1, 1.5, 2.2, 3, 4, 5, 6.3, 8, 10, 12, 20, 35, 50]
 _SIGMAS = [1e-6, 1e-4, 5e-4, 1e-2, 0.1, 0.2, 0.5, 1, 2, 3.3, 5, 8, 10, 30, 100, 1e3]

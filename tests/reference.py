@@ -31,8 +31,37 @@ def gelu(x: Number) -> Number:
     return x * mp.ncdf(x)
 
 
+def gelu_tanh(x: Number) -> Number:
+    return x / (1 + mp.exp(-mp.sqrt(8 / mp.pi) * (x + mp.mpf("0.044715") * x**3)))
+
+
+def clamp(low: float, high: float) -> Callable[[Number], Number]:
+    return lambda x: min(max(x, mp.mpf(low)), mp.mpf(high))
+
+
+def inside(low: float, high: float) -> Callable[[Number], Number]:
+    return lambda x: mp.mpf(1) if low < x < high else mp.mpf(0)
+
+
+def outside(x: Number) -> Number:
+    return mp.mpf(1) if abs(x) > 0.5 else mp.mpf(0)
+
+
+Entry = tuple[Callable[[Number], Number], Callable[[Number], Number], list[float]]
+
+
+def elu(scale: float | str, alpha: float | str, rate: float) -> Entry:
+    with mp.workdps(30):
+        c, a, r = mp.mpf(scale), mp.mpf(alpha), mp.mpf(rate)
+    return (
+        lambda x: c * (x if x > 0 else a * mp.expm1(r * x)),
+        lambda x: c * (mp.mpf(1) if x > 0 else a * r * mp.exp(r * x)),
+        [0],
+    )
+
+
 # h, its derivative, and the points where either is not smooth
-FUNCTIONS: dict[str, tuple[Callable[[Number], Number], Callable[[Number], Number], list[int]]] = {
+FUNCTIONS: dict[str, Entry] = {
     "heaviside": (step, lambda x: mp.mpf(0), [0]),
     "relu": (relu, step, [0]),
     "identity": (lambda x: x, lambda x: mp.mpf(1), []),
@@ -53,6 +82,62 @@ FUNCTIONS: dict[str, tuple[Callable[[Number], Number], Callable[[Number], Number
         [],
     ),
     "softplus": (lambda x: mp.log1p(mp.exp(x)), lambda x: 1 / (1 + mp.exp(-x)), []),
+    "softplus_sharp": (
+        lambda x: mp.log1p(mp.exp(2 * x)) / 2,
+        lambda x: 1 / (1 + mp.exp(-2 * x)),
+        [],
+    ),
+    "mish": (
+        lambda x: x * mp.tanh(mp.log1p(mp.exp(x))),
+        lambda x: (
+            mp.tanh(mp.log1p(mp.exp(x))) + x * mp.sech(mp.log1p(mp.exp(x))) ** 2 / (1 + mp.exp(-x))
+        ),
+        [],
+    ),
+    "logsigmoid": (lambda x: -mp.log1p(mp.exp(-x)), lambda x: 1 / (1 + mp.exp(x)), []),
+    "gelu_tanh": (gelu_tanh, lambda x: mp.diff(gelu_tanh, x), []),
+    "tanhshrink": (lambda x: x - mp.tanh(x), lambda x: mp.tanh(x) ** 2, []),
+    "softsign": (lambda x: x / (1 + abs(x)), lambda x: 1 / (1 + abs(x)) ** 2, [0]),
+    "relu6": (clamp(0, 6), inside(0, 6), [0, 6]),
+    "hardtanh": (clamp(-1, 1), inside(-1, 1), [-1, 1]),
+    "hardtanh_low": (clamp(-2, 0.5), inside(-2, 0.5), [-2, 0.5]),
+    "hardsigmoid": (
+        lambda x: clamp(0, 6)(x + 3) / 6,
+        lambda x: inside(-3, 3)(x) / 6,
+        [-3, 3],
+    ),
+    "hardswish": (
+        lambda x: x * clamp(0, 6)(x + 3) / 6,
+        lambda x: step(x - 3) + inside(-3, 3)(x) * (2 * x + 3) / 6,
+        [-3, 3],
+    ),
+    "hardshrink": (lambda x: x * outside(x), outside, [-0.5, 0.5]),
+    "softshrink": (lambda x: x - clamp(-0.5, 0.5)(x), outside, [-0.5, 0.5]),
+    "threshold": (lambda x: x if x > 0.5 else mp.mpf(-0.25), lambda x: step(x - 0.5), [0.5]),
+    "elu": elu(1, 1, 1),
+    "elu_quarter": elu(1, 0.25, 1),
+    "celu_half": elu(1, 0.5, 2),
+    "selu": elu("1.0507009873554804934193349852946", "1.6732632423543772848170429916717", 1),
+    "sin": (mp.sin, mp.cos, []),
+    "cos": (mp.cos, lambda x: -mp.sin(x), []),
+    "abs": (abs, mp.sign, [0]),
+    "exp": (mp.exp, mp.exp, []),
+    "expm1": (mp.expm1, mp.exp, []),
+    "square": (lambda x: x * x, lambda x: 2 * x, []),
+    "cube": (lambda x: x**3, lambda x: 3 * x * x, []),
+    "sqrt": (mp.sqrt, lambda x: 1 / (2 * mp.sqrt(x)), []),
+    "log": (mp.log, lambda x: 1 / x, []),
+    "log1p": (mp.log1p, lambda x: 1 / (1 + x), []),
+    "reciprocal": (lambda x: 1 / x, lambda x: -1 / x**2, []),
+    "rsqrt": (lambda x: 1 / mp.sqrt(x), lambda x: -(x ** mp.mpf(-1.5)) / 2, []),
+    "power_1.5": (lambda x: x ** mp.mpf(1.5), lambda x: 1.5 * mp.sqrt(x), []),
+}
+
+# Where a function jumps, and by how much: what its derivative does not see.
+JUMPS = {
+    "heaviside": {0.0: 1.0},
+    "hardshrink": {-0.5: 0.5, 0.5: 0.5},
+    "threshold": {0.5: 0.75},
 }
 
 
@@ -129,7 +214,8 @@ def integrated(name: str, mu: float, var: float, dps: int = 20) -> tuple[Number,
             return mp.quad(lambda x: f(x) * mp.npdf(x, m, s), path)
 
         mean = expect(h)
-        return mean, expect(lambda x: (h(x) - mean) ** 2), expect(slope)
+        jumps = sum(jump * mp.npdf(at, m, s) for at, jump in JUMPS.get(name, {}).items())
+        return mean, expect(lambda x: (h(x) - mean) ** 2), expect(slope) + jumps
 
 
 def size_of_terms(name: str, mu: float, var: float) -> tuple[Number, Number]:

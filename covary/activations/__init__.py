@@ -5,42 +5,120 @@ from __future__ import annotations
 import difflib
 
 from covary.activations.activation import ActivationMoments, MomentActivation
+from covary.activations.elementary import (
+    ABS,
+    COS,
+    LOG,
+    LOG1P,
+    RECIPROCAL,
+    RSQRT,
+    SIN,
+    SQRT,
+    SQUARE,
+    power,
+)
+from covary.activations.exponential import EXP, EXPM1, SELU, celu, elu
 from covary.activations.heaviside import HEAVISIDE
-from covary.activations.hermite import SIGMOID, SILU, SOFTPLUS, TANH, quadrature
+from covary.activations.hermite import quadrature
 from covary.activations.integrate_and_fire import lif
 from covary.activations.neuron import LIF
+from covary.activations.piecewise import (
+    HARDSIGMOID,
+    HARDSWISH,
+    RELU6,
+    hardshrink,
+    hardtanh,
+    softshrink,
+    threshold,
+)
 from covary.activations.probit import ERF, GELU, PROBIT
 from covary.activations.relu import IDENTITY, RELU, leaky_relu
+from covary.activations.smooth import (
+    GELU_TANH,
+    LOGSIGMOID,
+    MISH,
+    SIGMOID,
+    SILU,
+    SOFTSIGN,
+    TANH,
+    TANHSHRINK,
+    softplus,
+)
 
 __all__ = [
     "LIF",
     "ActivationMoments",
     "MomentActivation",
+    "celu",
+    "elu",
+    "functions",
     "get",
+    "hardshrink",
+    "hardtanh",
     "leaky_relu",
     "lif",
     "names",
+    "power",
     "quadrature",
+    "softplus",
+    "softshrink",
+    "threshold",
 ]
 
-_REGISTRY = {
-    "erf": ERF,
-    "gelu": GELU,
-    "heaviside": HEAVISIDE,
-    "identity": IDENTITY,
-    "leaky_relu": leaky_relu(),
-    "probit": PROBIT,
-    "relu": RELU,
-    "sigmoid": SIGMOID,
-    "silu": SILU,
-    "softplus": SOFTPLUS,
-    "tanh": TANH,
-}
+_MAKERS = (
+    "celu",
+    "elu",
+    "hardshrink",
+    "hardtanh",
+    "leaky_relu",
+    "lif",
+    "power",
+    "softplus",
+    "softshrink",
+    "threshold",
+)
+_NETWORKS = (
+    ABS,
+    COS,
+    ERF,
+    GELU,
+    GELU_TANH,
+    HARDSIGMOID,
+    HARDSWISH,
+    HEAVISIDE,
+    IDENTITY,
+    LOGSIGMOID,
+    MISH,
+    PROBIT,
+    RELU,
+    RELU6,
+    SELU,
+    SIGMOID,
+    SILU,
+    SIN,
+    SOFTSIGN,
+    TANH,
+    TANHSHRINK,
+    celu(),
+    elu(),
+    hardshrink(),
+    hardtanh(),
+    softplus(),
+    softshrink(),
+)
+_FUNCTIONS = (EXP, EXPM1, LOG, LOG1P, RECIPROCAL, RSQRT, SQRT, SQUARE)
+_REGISTRY = {found.name: found for found in (*_NETWORKS, *_FUNCTIONS)}
+_REGISTRY["leaky_relu"] = leaky_relu()
 
 
 def names() -> list[str]:
-    """The names that ``get`` knows."""
-    return sorted([*_REGISTRY, "lif"])
+    """The names that ``get`` knows of activations for networks: of any input, growing linearly."""
+    return sorted([*(found.name for found in _NETWORKS), "leaky_relu", "lif"])
+
+
+def functions() -> list[str]:
+    """The other names that ``get`` knows: functions that grow faster, or not of any input."""
+    return sorted(found.name for found in _FUNCTIONS)
 
 
 def get(activation: str | MomentActivation) -> MomentActivation:
@@ -56,13 +134,14 @@ def get(activation: str | MomentActivation) -> MomentActivation:
         return lif()
     if not isinstance(activation, str) or activation not in _REGISTRY:
         name = activation if isinstance(activation, str) else type(activation).__name__
-        close = difflib.get_close_matches(name.lower(), names(), n=1)
+        close = difflib.get_close_matches(name.lower(), [*names(), *functions()], n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         maker = getattr(activation, "__name__", None)
-        if maker in ("lif", "leaky_relu"):
+        if maker in _MAKERS:
             hint = f" (did you mean {maker}(), called?)"
         raise ValueError(
-            f"Unknown activation {activation!r}{hint}; known are {', '.join(names())}. Any other "
-            "function h works as covary.activations.quadrature(h)."
+            f"Unknown activation {activation!r}{hint}; known are {', '.join(names())}, and the "
+            f"functions {', '.join(functions())}. Any other function h works as "
+            "covary.activations.quadrature(h)."
         )
     return _REGISTRY[activation]

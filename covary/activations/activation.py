@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,6 +12,8 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from covary.activations.neuron import LIF
+
+Function = Callable[[Tensor], Tensor]
 
 
 class ActivationMoments(NamedTuple):
@@ -61,10 +64,37 @@ class MomentActivation:
     def __repr__(self) -> str:
         return self.name
 
+    def __copy__(self) -> MomentActivation:
+        return self
+
+    def __deepcopy__(self, _memo: dict[int, object]) -> MomentActivation:
+        return self  # it cannot change, so a copy of a network may have the same
+
+    def __getstate__(self) -> dict[str, object]:
+        """What is pickled: the functions, which pickle finds by the name of their module."""
+        for field, value in vars(self).items():
+            try:
+                pickle.dumps(value)
+            except Exception as error:
+                raise pickle.PicklingError(
+                    f"The activation {self.name} cannot be pickled, because its {field} is or "
+                    f"contains a lambda or local function ({error}). Define the function by `def` "
+                    "at the top level of a module."
+                ) from error
+        return dict(vars(self))
+
 
 def _all_above(least: float, var: Tensor) -> bool:
     """Whether it is known, without waiting for a device, that all variances are above."""
-    unknown = torch.compiler.is_compiling() or is_functorch_wrapped_tensor(var)
-    if unknown or var.device.type != "cpu" or var.numel() == 0:
+    return _is_readable(var) and bool(var.min() > least)
+
+
+def known_empty(mask: Tensor) -> bool:
+    """Whether it is known, without waiting for a device, that nothing is marked."""
+    return _is_readable(mask) and not bool(mask.any())
+
+
+def _is_readable(x: Tensor) -> bool:
+    if torch.compiler.is_compiling() or is_functorch_wrapped_tensor(x):
         return False
-    return var.min().item() > least
+    return x.device.type == "cpu" and x.numel() > 0

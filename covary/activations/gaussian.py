@@ -1,7 +1,7 @@
 """What lies beyond a point of the standard normal: the special functions of the closed forms.
 
-Every closed form in this package is built from the density at ``a = |z|`` and the first three
-iterated tail integrals there (docs/theory.md, eq. 8),
+Every closed form in this package is built from the density at ``a = |mu| / sigma`` and the first
+three iterated tail integrals there (docs/theory.md, eq. 8),
 
     mass   = P(x > a),    first = E[(x - a)+],    second = E[(x - a)+^2],
 
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
@@ -44,7 +45,7 @@ _TWICE_RATIO = [*(2 * above for above in reversed(_NUMERATOR)), *reversed(_DENOM
 
 
 class Tail(NamedTuple):
-    """Density and iterated tail integrals of N(0, 1) at ``a = |z|``, each of z's shape."""
+    """Density and iterated tail integrals of N(0, 1) at ``a = |mu| / sigma``, of mu's shape."""
 
     a: Tensor
     density: Tensor
@@ -53,13 +54,17 @@ class Tail(NamedTuple):
     second: Tensor
 
 
-def tail(z: Tensor) -> Tail:
-    """Density and tail integrals of N(0, 1) beyond |z|; docs/theory.md, eqs. (8) and (9)."""
-    a = z.abs().clamp(max=_FAR.get(z.dtype, 16.0))
+def tail(mu: Tensor, sigma: Tensor) -> Tail:
+    """Density and tail integrals of N(0, 1) beyond a = |mu| / sigma; docs/theory.md, eqs. (8), (9).
+
+    What is made of them is smooth, also at mu = 0, though |mu| is not: there, its derivative is
+    taken from the left, as in ``F.relu`` and ``below``. (That of ``abs`` is 0, neither side's.)
+    """
+    a = (F.leaky_relu(mu, -1.0) / sigma).clamp(max=_FAR.get(mu.dtype, 16.0))
     density = torch.exp(_plus_product(-0.5 * math.log(2 * math.pi), a, a, factor=-0.5))
     # The integrals divided by the density vary slowly; these are called g0, g1 and g2 = second / 2
     # in the theory, and obey 1 = g1 + a g0 and g0 = 2 g2 + a g1.
-    if z.dtype == torch.float64:
+    if mu.dtype == torch.float64:
         g0 = math.sqrt(math.pi / 2) * torch.special.erfcx(a * math.sqrt(0.5))
         g1 = 1 - a * g0
         twice_g2 = g0 - a * g1
@@ -72,11 +77,11 @@ def tail(z: Tensor) -> Tail:
     return Tail(a, density, first * slope, first, first * twice_ratio)
 
 
-def below(z: Tensor, beyond: Tail) -> Tensor:
-    """P(x < z) for a standard normal x, from the tail beyond |z|; of z, its sign counts alone."""
+def below(mu: Tensor, beyond: Tail) -> Tensor:
+    """P(x > 0) for x ~ N(mu, var), from the tail beyond; of mu, its sign counts alone."""
     # |1 - mass| or |0 - mass|. A torch.where on signs that come at random is far slower: no
     # processor guesses them; and so is a comparison, whose result has to be converted.
-    return (z.detach().sign().relu() - beyond.mass).abs()
+    return (mu.detach().sign().relu() - beyond.mass).abs()
 
 
 def _twice_ratio(a: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from covary.activations.gaussian import below, tail
 def moments(mu: Tensor, var: Tensor) -> ActivationMoments:
     """Mean, variance and gain of the step for x ~ N(mu, var); docs/theory.md, eq. (10)."""
     sigma = var.sqrt()
-    beyond = tail(mu / sigma)
+    beyond = tail(mu, sigma)
     mean = below(mu, beyond)
     variance = beyond.mass * (1 - beyond.mass)
     return ActivationMoments(mean, variance, beyond.density / sigma)

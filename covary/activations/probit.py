@@ -47,7 +47,7 @@ def probit_moments(mu: Tensor, var: Tensor) -> ActivationMoments:
     """Mean, variance and gain of Phi(x) for x ~ N(mu, var); docs/theory.md, eq. (15)."""
     total = 1 + var
     spread = total.sqrt()
-    beyond = tail(mu / spread)
+    beyond = tail(mu, spread)
     mean = below(mu, beyond)
     exponent = _square(mu) / total
     # The correlation var / (1 + var) as an angle: arcsin of it loses half its digits near 1.
@@ -71,7 +71,7 @@ def gelu_moments(mu: Tensor, var: Tensor) -> ActivationMoments:
     """Mean, variance and gain of x Phi(x) for x ~ N(mu, var); docs/theory.md, eqs. (16), (17)."""
     total = 1 + var
     spread = total.sqrt()
-    beyond = tail(mu / spread)
+    beyond = tail(mu, spread)
     mean = F.relu(mu) + (var * beyond.first - beyond.a * beyond.mass) / spread
     gain_below = beyond.mass - beyond.a * beyond.density / total
     gain = torch.where(mu > 0, 1 - gain_below, gain_below)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -19,29 +19,31 @@ def moments(mu: Tensor, var: Tensor) -> ActivationMoments:
     Exact, without the cancellation of ``E[h^2] - E[h]^2``: the variance is the linear part plus an
     excess that is even in mu.
     """
-    return _leaky_moments(mu, var, slope=0.0)
+    return leaky_moments(mu, var, slope=0.0)
 
 
-def _leaky_moments(mu: Tensor, var: Tensor, *, slope: float) -> ActivationMoments:
+def leaky_moments(mu: Tensor, var: Tensor, *, slope: float | Tensor) -> ActivationMoments:
     """The same for ``h(x) = slope x + (1 - slope) relu(x)``; docs/theory.md, eq. (14)."""
     sigma = var.sqrt()
-    beyond = tail(mu / sigma)
+    beyond = tail(mu, sigma)
     mean = torch.addcmul(F.relu(mu), sigma, beyond.first)
     gain = below(mu, beyond)
     excess = beyond.second - torch.addcmul(beyond.mass.square(), beyond.first, beyond.first)
-    if slope != 0.0:
+    if isinstance(slope, Tensor) or slope != 0.0:
         mean = slope * mu + (1 - slope) * mean
         gain = slope + (1 - slope) * gain
         excess = (1 - slope) ** 2 * excess
     return ActivationMoments(mean, var * torch.addcmul(excess, gain, gain), gain)
 
 
-def _leaky(x: Tensor, *, slope: float) -> Tensor:
+def _leaky(x: Tensor, *, slope: float | Tensor) -> Tensor:
+    if isinstance(slope, Tensor):
+        return torch.where(x > 0, x, slope * x)
     return F.leaky_relu(x, slope)
 
 
-def _leaky_slope(x: Tensor, *, slope: float) -> Tensor:
-    return torch.where(x > 0, 1.0, torch.full_like(x, slope))
+def _leaky_slope(x: Tensor, *, slope: float | Tensor) -> Tensor:
+    return torch.where(x > 0, 1.0, torch.ones_like(x) * slope)
 
 
 def _relu_slope(x: Tensor) -> Tensor:
@@ -60,13 +62,29 @@ IDENTITY = MomentActivation("identity", _identity, torch.ones_like, _identity_mo
 RELU = MomentActivation("relu", F.relu, _relu_slope, moments)
 
 
-def leaky_relu(slope: float = 0.01) -> MomentActivation:
-    """The leaky ReLU with the given slope for x < 0, as in ``torch.nn.LeakyReLU``."""
+def leaky_relu(slope: float | Tensor = 0.01) -> MomentActivation:
+    """The leaky ReLU with the given slope for x < 0, as in ``torch.nn.LeakyReLU``.
+
+    A tensor is broadcast against the means, as ``torch.nn.PReLU`` needs it: ``(C, 1, 1)`` for a
+    slope per channel of ``(B, C, H, W)``. It is taken as it is, so keep it on the network's device.
+    It gets gradients with ``supervise_covariance`` alone.
+    """
+    if isinstance(slope, Tensor):
+        return _leaky_relu(slope, f"leaky_relu(slopes {tuple(slope.shape)})")
     if not math.isfinite(slope):
         raise ValueError(f"leaky_relu needs a finite slope, got {slope}.")
+    return _cached_leaky_relu(float(slope))
+
+
+@lru_cache
+def _cached_leaky_relu(slope: float) -> MomentActivation:
+    return _leaky_relu(slope, f"leaky_relu({slope:g})")
+
+
+def _leaky_relu(slope: float | Tensor, name: str) -> MomentActivation:
     return MomentActivation(
-        f"leaky_relu({slope:g})",
+        name,
         partial(_leaky, slope=slope),
         partial(_leaky_slope, slope=slope),
-        partial(_leaky_moments, slope=slope),
+        partial(leaky_moments, slope=slope),
     )

@@ -5,40 +5,122 @@ Each function here takes the arguments behind the first, by torch's names for th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+from torch import Tensor
 
 from covary import activations
 from covary.activations import MomentActivation
 from covary.rules.registry import composed, elementwise
 
+# Functions of one argument, whose moment activation has the same name.
+_BY_NAME = (
+    *("relu", "relu6", "tanh", "sigmoid", "silu", "mish", "selu", "hardswish", "hardsigmoid"),
+    *("logsigmoid", "softsign", "tanhshrink", "erf", "sin", "cos", "exp", "expm1", "square"),
+    *("abs", "sqrt", "rsqrt", "log", "log1p", "reciprocal"),
+)
 
-def _by_name(name: str) -> None:
+
+def _named(name: str) -> Callable[..., MomentActivation]:
     def activation(inplace: bool = False) -> MomentActivation:
         return activations.get(name)
 
-    elementwise(name)(activation)
+    return activation
 
 
-for _name in ("relu", "tanh", "sigmoid", "erf", "silu"):
-    _by_name(_name)
+for _name in _BY_NAME:
+    elementwise(_name)(_named(_name))
+elementwise("absolute")(_named("abs"))
+elementwise("expit")(_named("sigmoid"))
 
 
 @elementwise("leaky_relu")
 def leaky_relu(negative_slope: float = 0.01, inplace: bool = False) -> MomentActivation:
-    """Slope below 0."""
+    """A slope below 0."""
     return activations.leaky_relu(negative_slope)
+
+
+@elementwise("prelu")
+def prelu(weight: Tensor) -> MomentActivation:
+    """A slope below 0 for each channel, the second dimension; or one for all."""
+    return activations.leaky_relu(weight)
+
+
+@elementwise("elu")
+def elu(alpha: float = 1.0, inplace: bool = False) -> MomentActivation:
+    """alpha (e^x - 1) below 0."""
+    return activations.elu(alpha)
+
+
+@elementwise("celu")
+def celu(alpha: float = 1.0, inplace: bool = False) -> MomentActivation:
+    """alpha (e^(x / alpha) - 1) below 0."""
+    return activations.celu(alpha)
 
 
 @elementwise("gelu")
 def gelu(approximate: str = "none") -> MomentActivation:
-    """x Phi(x)."""
-    return activations.get("gelu")
+    """x Phi(x), or its approximation by tanh."""
+    return activations.get("gelu_tanh" if approximate == "tanh" else "gelu")
 
 
 @elementwise("softplus")
 def softplus(beta: float = 1.0, threshold: float = 20.0) -> MomentActivation:
     """log(1 + e^(beta x)) / beta."""
-    return activations.get("softplus")
+    return activations.softplus(beta, threshold)
+
+
+@elementwise("hardtanh")
+def hardtanh(
+    min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
+) -> MomentActivation:
+    """x within two bounds."""
+    return activations.hardtanh(min_val, max_val)
+
+
+@elementwise("clamp", "clip")
+def clamp(min: float | None = None, max: float | None = None) -> MomentActivation:
+    """x within one bound or two."""
+    return activations.hardtanh(
+        -float("inf") if min is None else float(min), float("inf") if max is None else float(max)
+    )
+
+
+@elementwise("clamp_min")
+def clamp_min(min: float) -> MomentActivation:
+    """x above a bound."""
+    return clamp(min=min)
+
+
+@elementwise("clamp_max")
+def clamp_max(max: float) -> MomentActivation:
+    """x below a bound."""
+    return clamp(max=max)
+
+
+@elementwise("threshold")
+def threshold(threshold: float, value: float, inplace: bool = False) -> MomentActivation:
+    """x above the threshold, a constant below."""
+    return activations.threshold(threshold, value)
+
+
+@elementwise("hardshrink")
+def hardshrink(lambd: float = 0.5) -> MomentActivation:
+    """0 in the middle."""
+    return activations.hardshrink(lambd)
+
+
+@elementwise("softshrink")
+def softshrink(lambd: float = 0.5) -> MomentActivation:
+    """0 in the middle, and no jump at its ends."""
+    return activations.softshrink(lambd)
+
+
+@elementwise("pow", Tensor.__pow__)
+def power(exponent: float) -> MomentActivation:
+    """x to a constant power."""
+    return activations.power(float(exponent))
 
 
 @composed("glu")
