@@ -93,6 +93,7 @@ class Converted(nn.Module):
         self._calls: tuple[Call, ...] = ()
         for path, module in list(self.model.named_modules()):
             module.__dict__["forward"] = Located(module, path)
+        self.eval()  # as the model is
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *inputs: Any, **named: Any) -> Any:

@@ -23,7 +23,7 @@ from covary.covariance.samples import Samples
 from covary.covariance.sweep import Entry, Pull, Tape
 from covary.nn.layers import mean_of_constant_variance
 from covary.response import respond
-from covary.rules import MATCHED, PRODUCT, RULES, Rule
+from covary.rules import EXACT, MATCHED, PRODUCT, RULES, Rule
 from covary.settings import covariance_grad, covariance_is_supervised
 from covary.sources import INPUT, NO_NOISE, Noise, NoisePlan
 from covary.varying import (
@@ -74,6 +74,10 @@ class Pass(ABC):
     @abstractmethod
     def lift(self, value: Tensor, name: str) -> Varying:
         """A plain tensor that noise enters."""
+
+    @abstractmethod
+    def noisy(self, x: Varying) -> Varying:
+        """A value with the noise that enters before the nonlinearity that is being called."""
 
     @abstractmethod
     def follow(self, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -134,20 +138,9 @@ class Pass(ABC):
                 "Write that function with torch functions alone, or let moments begin behind it "
                 "(covary.convert(model, start=...)).",
             )
-        if rule.is_composed:
-            assert rule.apply is not None
-            self._composed.append(name_of(self.function))
-            try:
-                return rule.apply(*args, **kwargs)
-            finally:
-                self._composed.pop()
-        if all(value.node < 0 for value in values):
-            found = self.function(*plain(list(args)), **plain(dict(kwargs)))
-            return pytree.tree_map(self._still_whole, found)
-        if any(value.node < 0 for value in values):
-            args, kwargs = pytree.tree_map(_unless_constant, (list(args), dict(kwargs)))
-        result = self.follow(rule, args, kwargs)
-        if not rule.in_place and not (rule.activation and _is_in_place(rule, args, kwargs)):
+        result = self._result(rule, args, kwargs, values)
+        writes = rule.in_place or (rule.activation and _is_in_place(rule, args, kwargs))
+        if not writes or not isinstance(result, Varying):
             return result
         if not isinstance(args[0], Varying):
             raise self.refusal(
@@ -156,6 +149,24 @@ class Pass(ABC):
                 "underscore).",
             )
         return args[0] if result is args[0] else args[0].become(result)
+
+    def _result(
+        self, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[Varying]
+    ) -> Any:
+        if rule.is_composed:
+            assert rule.apply is not None
+            self._composed.append(name_of(self.function))
+            try:
+                return rule.apply(*args, **kwargs)
+            finally:
+                self._composed.pop()
+        varies = [value.node >= 0 for value in values]
+        if not any(varies):
+            found = self.function(*plain(list(args)), **plain(dict(kwargs)))
+            return pytree.tree_map(self._still_whole, found)
+        if not all(varies):
+            args, kwargs = pytree.tree_map(_unless_constant, (list(args), dict(kwargs)))
+        return self.follow(rule, args, kwargs)
 
     def refusal(self, why: str, remedy: str = _REMEDY) -> ConversionError:
         """The error that names the module, the function that was called and what to do."""
@@ -325,6 +336,11 @@ class MomentPass(Pass):
         mean = mean_of_constant_variance(mu, var, mean, gain, activation)
         return self.write(MATCHED, mean, [x], lambda rows: (rows * gain,), x.samples, entry)
 
+    def noisy(self, x: Varying) -> Varying:
+        """The same mean, and the noise that enters here."""
+        entry = Entry(self._label(), self.source().variance(x.numbers), x.samples)
+        return self.write(EXACT, x.numbers, [x], lambda rows: (rows,), x.samples, entry)
+
     def product(self, x: Varying, y: Varying, samples: Samples, pull: Pull) -> Varying:
         """x y of two values that vary: the mean takes their covariance, which is measured."""
         name = self.named()
@@ -422,6 +438,10 @@ class DrawPass(Pass):
         if isinstance(first, Varying) and result is first.numbers:
             return first
         return pytree.tree_map(self._rewrapped, result)
+
+    def noisy(self, x: Varying) -> Varying:
+        """The draw and a draw of the noise that enters here."""
+        return self.wrapped(self.source().draw(x.numbers, self.generator))
 
     def _rewrapped(self, value: Any) -> Any:
         is_real = isinstance(value, Tensor) and value.is_floating_point()

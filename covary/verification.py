@@ -128,7 +128,7 @@ def _drawn(net: Converted, x: Any, each: int, seed: int, steps: Steps) -> Found:
     batch = batch_of((args, named), net.batch_dim)
     moments = {name: _some_outputs(out) for name, out in _moments(net(*args, **named)).items()}
     streams = {
-        name: StreamingMoments(_GROUPS, batch, out.mean.shape[-1], device=out.mean.device)
+        name: StreamingMoments(_GROUPS, batch, out.mean[0].numel(), device=out.mean.device)
         for name, (out, _) in moments.items()
     }
     generator = torch.Generator(next(iter(moments.values()))[0].mean.device).manual_seed(seed)
@@ -141,6 +141,12 @@ def _drawn(net: Converted, x: Any, each: int, seed: int, steps: Steps) -> Found:
         drawn = _leaves(net.draw(*many, generator=generator, **named))
         for name, (_, units) in moments.items():
             flat = drawn[name].reshape(batch, _GROUPS, count, -1).transpose(0, 1)
+            if not bool(torch.isfinite(flat).all()):
+                raise ValueError(
+                    f"The model gives NaN or infinite draws ({name}): its noise leaves the domain "
+                    "of a function (sqrt, log, 1 / x), or overflows. Take less noise there: "
+                    "noise={'path of the module': 0.01, ...}."
+                )
             streams[name].add(flat if units is None else flat[..., units])
     return {name: (streams[name].estimate(), out) for name, (out, _) in moments.items()}
 

@@ -117,6 +117,16 @@ class Covariance(ABC):
         """(1 | B, n) the variances that activations take: the diagonal, or an estimate of it."""
         return self.variance
 
+    @property
+    def shape(self) -> torch.Size:
+        """(1 | B, n): samples and units; what vmap stacks stands in front."""
+        return self.unit_variance.shape
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Covariance:
+        """The same with every tensor changed: moved, converted or detached."""
+        changed: Covariance = pytree.tree_map(change, self)
+        return changed
+
     def activate(
         self, activation: Callable[[Tensor, Tensor], Response], mean: Tensor
     ) -> tuple[Response, Covariance]:
@@ -140,7 +150,7 @@ class Covariance(ABC):
         return (root @ columns).movedim(-1, 0).reshape(white.shape)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}{tuple(self.unit_variance.shape)}"
+        return f"{type(self).__name__}{tuple(self.shape)}"
 
 
 def symmetric(matrix: Tensor) -> Tensor:

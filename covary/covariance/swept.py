@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +50,18 @@ class Swept(Covariance):
         total = sum(self.by_source().values())
         assert isinstance(total, Tensor)
         return total
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size([len(self.mean if self.chosen is None else self.chosen), self._units])
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Covariance:
+        if change is Tensor.detach and not self.tape.is_supervised:
+            return self
+        return Full(change(self.dense()))
+
+    def __reduce__(self) -> tuple[type[Full], tuple[Tensor]]:
+        return Full, (self.dense(),)  # a tape is made of functions, which are not for files
 
     def by_source(self) -> dict[str, Tensor]:
         """(B, n) variances as one summand for each source of noise."""

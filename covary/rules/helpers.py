@@ -77,7 +77,10 @@ def by_derivative(
 
     def pull(rows: Tensor) -> Sequence[Tensor]:
         back = torch.func.vjp(function, *means)[1]
-        pulled: Sequence[Tensor] = torch.func.vmap(back)(rows)
+        try:
+            pulled: Sequence[Tensor] = torch.func.vmap(back)(rows)
+        except RuntimeError:  # functions that vmap does not know: row by row
+            pulled = [torch.stack(parts) for parts in zip(*map(back, rows), strict=True)]
         return pulled
 
     return pull

@@ -23,7 +23,7 @@ _MOVING = (
     *("index_select", "unfold", "T", "mT", "flip", "roll", "repeat", "repeat_interleave", "tile"),
     *("rot90", "gather", "take_along_dim", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle"),
     *("unbind", "chunk", "split", "split_with_sizes", "tensor_split", "hsplit", "vsplit"),
-    *("atleast_1d", "atleast_2d", "atleast_3d", "tril", "triu", "constant_pad_nd"),
+    *("atleast_1d", "atleast_2d", "atleast_3d"),
     *(Tensor.__getitem__, Tensor.__iter__),
 )
 
@@ -82,6 +82,7 @@ register(_MOVING, Rule(moved))
 def cat(tensors: Sequence[Any], dim: int = 0, **kwargs: Any) -> Varying:
     """Values side by side; each gets its part of the rows back."""
     dim = kwargs.pop("axis", dim)
+    tensors = list(tensors)  # models go on with their own list
     values = [value for value in tensors if isinstance(value, Varying)]
     run, first = values[0].run, values[0]
     means = plain(list(tensors))
@@ -117,6 +118,14 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
 def hstack(tensors: Sequence[Any]) -> Any:
     """Values side by side along the second dimension."""
     return torch.cat(list(tensors), 1 if tensors[0].dim() > 1 else 0)
+
+
+@rule("tril", "triu")
+def triangle(x: Varying, diagonal: int = 0) -> Varying:
+    """Zeros on one side of the diagonal of the last two dimensions."""
+    fixed(x, [-2, -1])
+    function = x.run.function
+    return differentiated(lambda value: function(value, diagonal), [x], x.samples, EXACT)
 
 
 @rule("pad")

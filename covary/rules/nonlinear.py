@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from covary import activations
 from covary.activations import MomentActivation
+from covary.rules.choices import positive_part
 from covary.rules.registry import composed, elementwise
 
 # Functions of one argument, whose moment activation has the same name.
@@ -39,12 +41,6 @@ elementwise("expit")(_named("sigmoid"))
 def leaky_relu(negative_slope: float = 0.01, inplace: bool = False) -> MomentActivation:
     """A slope below 0."""
     return activations.leaky_relu(negative_slope)
-
-
-@elementwise("prelu")
-def prelu(weight: Tensor) -> MomentActivation:
-    """A slope below 0 for each channel, the second dimension; or one for all."""
-    return activations.leaky_relu(weight)
 
 
 @elementwise("elu")
@@ -79,24 +75,35 @@ def hardtanh(
     return activations.hardtanh(min_val, max_val)
 
 
-@elementwise("clamp", "clip")
-def clamp(min: float | None = None, max: float | None = None) -> MomentActivation:
-    """x within one bound or two."""
-    return activations.hardtanh(
-        -float("inf") if min is None else float(min), float("inf") if max is None else float(max)
-    )
+@composed("clamp", "clip")
+def clamp(x: Any, min: float | None = None, max: float | None = None) -> Any:
+    """x within one bound or two: a ReLU, or a hardtanh."""
+    if min is not None and max is not None:
+        return F.hardtanh(x, float(min), float(max))
+    if min is not None:
+        return F.relu(x - min) + min
+    assert max is not None
+    return max - F.relu(max - x)
 
 
-@elementwise("clamp_min")
-def clamp_min(min: float) -> MomentActivation:
+@composed("clamp_min")
+def clamp_min(x: Any, min: float) -> Any:
     """x above a bound."""
-    return clamp(min=min)
+    return clamp(x, min=min)
 
 
-@elementwise("clamp_max")
-def clamp_max(max: float) -> MomentActivation:
+@composed("clamp_max")
+def clamp_max(x: Any, max: float) -> Any:
     """x below a bound."""
-    return clamp(max=max)
+    return clamp(x, max=max)
+
+
+@composed("prelu")
+def prelu(x: Any, weight: Any) -> Any:
+    """w x + (1 - w) relu(x) of x with its noise, so that slopes w (C,) get their gradient."""
+    noisy = x.run.noisy(x)
+    slope = weight.view(-1, *[1] * (x.dim() - 2)) if weight.numel() > 1 else weight
+    return slope * noisy + (1 - slope) * positive_part(noisy)
 
 
 @elementwise("threshold")
