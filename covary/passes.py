@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from covary import activations
 from covary.activations import MomentActivation
 from covary.covariance.samples import Samples
 from covary.covariance.sweep import Entry, Pull, Tape
 from covary.nn.layers import mean_of_constant_variance
 from covary.response import respond
-from covary.rules import EXACT, MATCHED, PRODUCT, RULES, Rule
+from covary.rules import EXACT, MATCHED, PRODUCT, RULES, Rule, summed_to
 from covary.settings import covariance_grad, covariance_is_supervised
 from covary.sources import INPUT, NO_NOISE, Noise, NoisePlan
 from covary.varying import (
@@ -37,6 +38,7 @@ from covary.varying import (
     varying_in,
 )
 
+_RELU = activations.get("relu")
 _REMEDY = (
     "Let moments begin behind it (covary.convert(model, start='path of a later module')), or give "
     f"it a rule ({HELP})."
@@ -328,13 +330,17 @@ class MomentPass(Pass):
         self.axes[name] = x.samples.axes
         mu, source = x.numbers, self.source()
         with covariance_grad():
-            var = self.measured(name, mu, x.samples) + source.sigma**2
+            known = self.measured(name, mu, x.samples) if x.spread is None else x.spread
+            var = known + source.sigma**2
             at = mu if covariance_is_supervised() else mu.detach()
             mean, gain, excess = respond(activation, at, var)
             own = torch.addcmul(excess, gain, gain, value=source.sigma**2)
             entry = Entry(name, own, x.samples)
+            spread = torch.addcmul(own, gain * known, gain)
         mean = mean_of_constant_variance(mu, var, mean, gain, activation)
-        return self.write(MATCHED, mean, [x], lambda rows: (rows * gain,), x.samples, entry)
+        value = self.write(MATCHED, mean, [x], lambda rows: (rows * gain,), x.samples, entry)
+        value.spread = spread
+        return value
 
     def noisy(self, x: Varying) -> Varying:
         """The same mean, and the noise that enters here."""
@@ -345,14 +351,55 @@ class MomentPass(Pass):
         """x y of two values that vary: the mean takes their covariance, which is measured."""
         name = self.named()
         self.calls.append(Call(name, PRODUCT))
-        self.axes[name] = samples.axes
+        mean = x.numbers * y.numbers
         with torch.no_grad():
-            vx = self.measured(f"{name}:x", x.numbers, x.samples)
-            vy = self.measured(f"{name}:y", y.numbers, y.samples)
-            mean = x.numbers * y.numbers
-            c = self.measured(f"{name}:xy", mean, samples)
+            vx, vy, c = self._pair(name, x, y, mean, samples)
             entry = Entry(name, vx * vy + c * c, samples)
-        return self.write(PRODUCT, x.numbers * y.numbers + c, [x, y], pull, samples, entry)
+        return self.write(PRODUCT, mean + c, [x, y], pull, samples, entry)
+
+    def larger(self, x: Varying, y: Varying, samples: Samples) -> Varying:
+        """max(x, y) = y + relu(x - y), for a Gaussian difference of measured correlation."""
+        name = self.named()
+        self.calls.append(Call(name, MATCHED))
+        shapes = x.numbers.shape, y.numbers.shape
+        with covariance_grad():
+            apart = x.numbers - y.numbers
+            if not covariance_is_supervised():
+                apart = apart.detach()
+            vx, vy, c = self._pair(name, x, y, apart, samples)
+            var = (vx + vy - 2 * c).clamp(min=0)
+            mean, gain, excess = respond(_RELU, apart, var)
+            rest = 1 - gain
+            entry = Entry(name, excess, samples)
+            spread = excess + gain * vx * gain + rest * vy * rest + 2 * gain * c * rest
+        moved = mean_of_constant_variance(x.numbers - y.numbers, var, mean, gain, _RELU)
+
+        def pull(rows: Tensor) -> list[Tensor]:
+            first = rows * gain
+            return [summed_to(first, shapes[0]), summed_to(rows - first, shapes[1])]
+
+        value = self.write(MATCHED, y.numbers + moved, [x, y], pull, samples, entry)
+        value.spread = spread.clamp(min=0)
+        return value
+
+    def _pair(
+        self, name: str, x: Varying, y: Varying, both: Tensor, samples: Samples
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Variances of two values, and their covariance where they meet in a value ``both``.
+
+        Variances that are known for each sample take the place of measured ones; the correlation
+        is always the measured one.
+        """
+        self.axes[name] = samples.axes
+        vx = self.measured(f"{name}:x", x.numbers, x.samples)
+        vy = self.measured(f"{name}:y", y.numbers, y.samples)
+        c = self.measured(f"{name}:xy", both, samples)
+        if x.spread is None and y.spread is None:
+            return vx, vy, c
+        least = torch.finfo(c.dtype).tiny
+        correlation = c * torch.rsqrt(vx.clamp(min=least)) * torch.rsqrt(vy.clamp(min=least))
+        vx, vy = vx if x.spread is None else x.spread, vy if y.spread is None else y.spread
+        return vx, vy, correlation.clamp(-1, 1) * (vx.sqrt() * vy.sqrt())
 
     def measured(self, name: str, value: Tensor, samples: Samples) -> Tensor:
         """(1 along the batch, else as the value or 1) what was measured at a call."""
@@ -427,7 +474,7 @@ class DrawPass(Pass):
                 else:
                     x = self.wrapped(noisy)
                 args, kwargs = ([x, *args[1:]], kwargs) if args else (args, {**kwargs, "input": x})
-        elif rule.is_product:
+        elif rule.is_pair:
             values = [v for v in varying_in([*args, *kwargs.values()]) if v.node >= 0]
             if len(values) == 2:
                 name = self.named()

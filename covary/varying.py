@@ -49,6 +49,8 @@ class Varying(Tensor):
         node: its index on the tape of the pass; -1 for a value that does not vary, such as
             integers before an embedding.
         samples: which sample each element belongs to.
+        spread: the variance of each element for each sample, where it is known without a sweep:
+            right behind a nonlinearity. None elsewhere.
         before_scaling: of a convolution, what it was applied to, and, for a scale of each channel
             that is yet to come, how rows go back through both at once.
     """
@@ -57,6 +59,7 @@ class Varying(Tensor):
     run: Any
     node: int
     samples: Samples
+    spread: Tensor | None
     before_scaling: tuple[Varying, Callable[[Tensor], Callable[[Tensor], Tensor]]] | None
     _memory: list[int]
     _writes: int
@@ -70,7 +73,7 @@ class Varying(Tensor):
             cls, numbers.shape, dtype=numbers.dtype, device=numbers.device
         )
         self.numbers, self.run, self.node, self.samples = numbers, run, node, samples
-        self.before_scaling = None
+        self.spread = self.before_scaling = None
         # One list for all values that share memory, to count what is written into it.
         self._memory = [0] if view_of is None else view_of._memory
         self._writes = self._memory[0]
@@ -79,7 +82,7 @@ class Varying(Tensor):
     def become(self, other: Varying) -> Varying:
         """Take the place of another value, as in-place functions do."""
         self.numbers, self.node, self.samples = other.numbers, other.node, other.samples
-        self.before_scaling = None
+        self.spread, self.before_scaling = other.spread, None
         self._memory[0] += 1
         self._writes = self._memory[0]
         return self

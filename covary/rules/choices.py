@@ -1,7 +1,7 @@
 """The largest of several elements, and functions that choose among them.
 
 The larger of two values is ``b + relu(a - b)``: a difference, which is exact, and a ReLU, which is
-moment matched. Maxima of windows and dimensions are made of such pairs. What remains (sorting,
+moment matched. Maxima of windows and of dimensions are made of such pairs. What remains (sorting,
 comparing) is chosen by the means, and the choice counts as constant.
 """
 
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from covary import activations
 from covary.activations import MomentActivation
-from covary.rules.helpers import differentiated, fixed, mapped, without
-from covary.rules.registry import CHOICE, RULES, Rule, composed, rule
+from covary.rules.helpers import differentiated, fixed, mapped, merged, without
+from covary.rules.registry import CHOICE, RULES, Rule, composed, register, rule
 from covary.varying import Varying, plain
 
 
@@ -33,23 +33,29 @@ def _relu() -> MomentActivation:
 RULES[positive_part] = Rule(activation=_relu, has_noise=False)
 
 
-@composed("maximum", "fmax")
 def maximum(x: Any, y: Any) -> Any:
     """The larger of two values."""
-    return y + positive_part(x - y)
+    if isinstance(x, Varying) and isinstance(y, Varying):
+        return x.run.larger(x, y, merged([x, y]))
+    if isinstance(x, Varying):
+        return y + positive_part(x - y)
+    return x + positive_part(y - x)
+
+
+register(("maximum", "fmax"), Rule(maximum, is_pair=True))
 
 
 @composed("minimum", "fmin")
 def minimum(x: Any, y: Any) -> Any:
     """The smaller of two values."""
-    return y - positive_part(y - x)
+    return -torch.maximum(-x, -y)
 
 
 def largest(x: Any, dim: int) -> Any:
     """The largest along a dimension, which stays with size 1: pairs, pairs of pairs and so on."""
     while (count := x.shape[dim]) > 1:
         half = count // 2
-        pairs = maximum(x.narrow(dim, 0, half), x.narrow(dim, half, half))
+        pairs = torch.maximum(x.narrow(dim, 0, half), x.narrow(dim, half, half))
         x = pairs if count == 2 * half else torch.cat([pairs, x.narrow(dim, count - 1, 1)], dim)
     return x
 
@@ -86,8 +92,8 @@ def _extreme(
     return apply
 
 
-composed("max")(_extreme(torch.max, amax, maximum))
-composed("min")(_extreme(torch.min, amin, minimum))
+composed("max")(_extreme(torch.max, amax, torch.maximum))
+composed("min")(_extreme(torch.min, amin, torch.minimum))
 
 
 def _dims(x: Any, dim: int | Sequence[int]) -> list[int]:
@@ -129,7 +135,7 @@ def _pooling(dims: int) -> Callable[..., Any]:
             while len(shifted) > 1:
                 pairs = zip(shifted[::2], shifted[1::2], strict=False)
                 rest = shifted[len(shifted) - len(shifted) % 2 :]
-                shifted = [*(maximum(a, b) for a, b in pairs), *rest]
+                shifted = [*(torch.maximum(a, b) for a, b in pairs), *rest]
             x = shifted[0]
         return x
 

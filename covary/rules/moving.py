@@ -60,15 +60,22 @@ def _part(on: Callable[[Tensor], Any], i: int, value: Tensor) -> Tensor:
 
 
 def _moved(x: Varying, mean: Tensor, samples: Any, on: Callable[[Tensor], Tensor]) -> Varying:
-    shape = x.shape
+    shape = x.numbers.shape
     same_order = mean.numel() == math.prod(shape) and mean.data_ptr() == x.numbers.data_ptr()
-    if same_order and mean.is_contiguous() and x.numbers.is_contiguous():
-        return mapped(
-            x, mean, lambda rows: rows.reshape(len(rows), *shape), samples=samples, view=True
-        )
-    back = by_derivative(on, [x])
     view = mean.untyped_storage().data_ptr() == x.numbers.untyped_storage().data_ptr()
-    return mapped(x, mean, lambda rows: back(rows)[0], samples=samples, view=view)
+    if same_order and mean.is_contiguous() and x.numbers.is_contiguous():
+
+        def pull(rows: Tensor) -> Tensor:
+            return rows.reshape(len(rows), *shape)
+    else:
+        back = by_derivative(on, [x])
+
+        def pull(rows: Tensor) -> Tensor:
+            return back(rows)[0]
+
+    value = mapped(x, mean, pull, samples=samples, view=view)
+    value.spread = None if x.spread is None else on(x.spread.expand(shape))
+    return value
 
 
 def _first(values: Sequence[Any]) -> Varying:
@@ -135,4 +142,6 @@ def pad(
     """Padding by constants, or by elements of the value itself."""
     fixed(x, range(-(len(pad) // 2), 0))
     sizes = [int(each) for each in pad]
-    return differentiated(lambda v: F.pad(v, sizes, mode, value), [x], x.samples, EXACT)
+    padded = differentiated(lambda v: F.pad(v, sizes, mode, value), [x], x.samples, EXACT)
+    padded.spread = None if x.spread is None else F.pad(x.spread, sizes, mode)
+    return padded

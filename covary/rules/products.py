@@ -35,7 +35,7 @@ def multiply(x: Any, y: Any, *, out: None = None) -> Varying:
     return product
 
 
-register(("mul", "multiply", Tensor.__rmul__), Rule(multiply, is_product=True))
+register(("mul", "multiply", Tensor.__rmul__), Rule(multiply, is_pair=True))
 
 
 def divide(x: Any, y: Any, *, rounding_mode: str | None = None, out: None = None) -> Varying:

@@ -42,7 +42,7 @@ class Rule(NamedTuple):
             the first.
         has_noise: whether noise enters before the activation.
         is_composed: ``apply`` is made of other torch functions, which have rules of their own.
-        is_product: with two arguments that vary it is a product, whose mean needs measuring.
+        is_pair: with two arguments that vary, their covariance has to be measured.
         in_place: the result is written into the first argument.
     """
 
@@ -50,7 +50,7 @@ class Rule(NamedTuple):
     activation: Callable[..., MomentActivation] | None = None
     has_noise: bool = True
     is_composed: bool = False
-    is_product: bool = False
+    is_pair: bool = False
     in_place: bool = False
 
 
