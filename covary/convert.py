@@ -100,10 +100,23 @@ class Converted(nn.Module):
         """Moments in place of each tensor that the model gives for these inputs."""
         self._check_inputs((inputs, named))
         known = self._measured((inputs, named))
-        run = MomentPass(self.noise, known, start=self.start, batch_dim=self.batch_dim)
+        run = self.moment_pass(known)
         outputs = self._run(run, inputs, named)
         self._calls = tuple(run.calls)
         return outputs
+
+    def moment_pass(
+        self, known: Mapping[str, Tensor] | None, levels: dict[str, Tensor] | None = None
+    ) -> MomentPass:
+        """A pass with these measurements; see there."""
+        return MomentPass(
+            self.noise,
+            known,
+            propagates=self.sites.propagates,
+            levels=levels,
+            start=self.start,
+            batch_dim=self.batch_dim,
+        )
 
     def draw(self, *inputs: Any, generator: torch.Generator, **named: Any) -> Any:
         """One draw of the model with noise, as tensors in place of Moments; no gradients."""
@@ -196,7 +209,7 @@ class Converted(nn.Module):
         args, named = inputs
         generator = torch.Generator(self._device()).manual_seed(seed)
         with _evaluating(self.model):
-            look = MomentPass(self.noise, None, start=self.start, batch_dim=self.batch_dim)
+            look = self.moment_pass(None)
             self._run(look, args, named)
             spreads = {name: Spread(axes) for name, axes in look.axes.items()}
             for _ in range(draws):
@@ -208,11 +221,22 @@ class Converted(nn.Module):
                     batch_dim=self.batch_dim,
                 )
                 self._run(run, args, named)
-        return {
-            name + suffix: value
-            for name, spread in spreads.items()
-            for suffix, value in spread.measured().items()
-        }
+            found = {
+                name + suffix: value
+                for name, spread in spreads.items()
+                for suffix, value in spread.measured().items()
+            }
+            return found | self.levels(inputs, found)
+
+    @torch.no_grad()
+    def levels(
+        self, inputs: tuple[tuple[Any, ...], dict[str, Any]], known: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Averages over these inputs of the variances that are estimated for each sample."""
+        found: dict[str, Tensor] = {}
+        with _evaluating(self.model):
+            self._run(self.moment_pass(known, levels=found), *inputs)
+        return found
 
     def _device(self) -> torch.device:
         return next((p.device for p in self.model.parameters()), torch.device("cpu"))
@@ -306,9 +330,22 @@ class Measurements(nn.Module):
         """The part that each source had in the variance of the output, on average."""
         return {name: float(share) for name, share in self._of("share/").items()}
 
+    @property
+    def propagates(self) -> bool:
+        """Whether variances are estimated for each sample, or the same for all."""
+        return "propagates" in self._buffers
+
+    def set_propagates(self, wanted: bool) -> None:
+        """Estimate variances for each sample from now on, or no more."""
+        if wanted:
+            self._buffers["propagates"] = torch.tensor(True)
+        else:
+            self._buffers.pop("propagates", None)
+
     def replace(self, measured: Mapping[str, Tensor]) -> None:
         """Forget what was measured before."""
-        self._buffers.clear()
+        for name in [name for name in self._buffers if name != "propagates"]:
+            del self._buffers[name]
         for name, value in measured.items():
             self._set("measured/", name, value)
 

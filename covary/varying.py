@@ -40,6 +40,24 @@ class Run(Protocol):
         """What a module makes of arguments, Varying or not."""
 
 
+class Lazy:
+    """A tensor that is computed when it is first asked for."""
+
+    def __init__(self, compute: Callable[[], Tensor]) -> None:
+        self._compute: Callable[[], Tensor] | None = compute
+        self._value: Tensor | None = None
+
+    @property
+    def value(self) -> Tensor:
+        """The tensor."""
+        if self._value is None:
+            assert self._compute is not None
+            with torch.no_grad():
+                self._value = self._compute()
+            self._compute = None  # and what it held
+        return self._value
+
+
 class Varying(Tensor):
     """A tensor that varies: its mean (or, in a pass of draws, one draw), and where it comes from.
 
@@ -49,8 +67,8 @@ class Varying(Tensor):
         node: its index on the tape of the pass; -1 for a value that does not vary, such as
             integers before an embedding.
         samples: which sample each element belongs to.
-        spread: the variance of each element for each sample, where it is known without a sweep:
-            right behind a nonlinearity. None elsewhere.
+        spread: the variance of each element, for each sample, where it can be estimated without a
+            sweep: right behind a nonlinearity, or in passes that estimate it everywhere.
         before_scaling: of a convolution, what it was applied to, and, for a scale of each channel
             that is yet to come, how rows go back through both at once.
     """
@@ -59,7 +77,7 @@ class Varying(Tensor):
     run: Any
     node: int
     samples: Samples
-    spread: Tensor | None
+    spread: Lazy | None
     before_scaling: tuple[Varying, Callable[[Tensor], Callable[[Tensor], Tensor]]] | None
     _memory: list[int]
     _writes: int
@@ -85,6 +103,11 @@ class Varying(Tensor):
         self.spread, self.before_scaling = other.spread, None
         self._memory[0] += 1
         self._writes = self._memory[0]
+        return self
+
+    def estimate(self, variances: Callable[[], Tensor]) -> Varying:
+        """Let the variance of each element be estimated in this way, if somebody asks for it."""
+        self.spread = Lazy(variances)
         return self
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covary.rules.helpers import differentiated, fixed, mapped
+from covary.rules.helpers import differentiated, estimated, fixed, mapped
 from covary.rules.registry import EXACT, rule
 from covary.varying import Varying
 
@@ -24,7 +24,12 @@ def _along(name: str, where: Callable[..., Sequence[int] | None]) -> None:
         function = x.run.function
         mean = function(x.numbers, *args, **kwargs)
         samples = x.samples.without(every) if mean.dim() < x.dim() else x.samples
-        return differentiated(lambda v: function(v, *args, **kwargs), [x], samples, EXACT)
+
+        def on(value: Tensor) -> Tensor:
+            found: Tensor = function(value, *args, **kwargs)
+            return found
+
+        return estimated(differentiated(on, [x], samples, EXACT), [x], on)
 
     rule(name)(apply)
 
@@ -57,7 +62,9 @@ def _total(is_mean: bool) -> Callable[..., Varying]:
         def pull(rows: Tensor) -> Tensor:
             return (rows * share).reshape(len(rows), *one).expand(len(rows), *shape)
 
-        return mapped(x, mean, pull, samples=x.samples if keepdim else x.samples.without(dims))
+        samples = x.samples if keepdim else x.samples.without(dims)
+        value = mapped(x, mean, pull, samples=samples)
+        return estimated(value, [x], lambda v: function(v, dims, keepdim))
 
     return apply
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from covary import activations
 from covary.activations import MomentActivation
 from covary.rules.helpers import differentiated, fixed, mapped, merged, without
-from covary.rules.registry import CHOICE, RULES, Rule, composed, register, rule
+from covary.rules.registry import CHOICE, RULES, Rule, composed, rule
 from covary.varying import Varying, plain
 
 
@@ -33,16 +33,23 @@ def _relu() -> MomentActivation:
 RULES[positive_part] = Rule(activation=_relu, has_noise=False)
 
 
-def maximum(x: Any, y: Any) -> Any:
-    """The larger of two values."""
-    if isinstance(x, Varying) and isinstance(y, Varying):
-        return x.run.larger(x, y, merged([x, y]))
+def larger(x: Any, y: Any) -> Any:
+    """max(x, y) of two values that vary, moment matched."""
     if isinstance(x, Varying):
-        return y + positive_part(x - y)
-    return x + positive_part(y - x)
+        return x.run.call(larger, (x, y), {})
+    return torch.maximum(x, y)
 
 
-register(("maximum", "fmax"), Rule(maximum, is_pair=True))
+RULES[larger] = Rule(lambda x, y: x.run.larger(x, y, merged([x, y])), is_pair=True)
+
+
+@composed("maximum", "fmax")
+def maximum(x: Any, y: Any) -> Any:
+    """The larger of two values, or of a value and a bound."""
+    if isinstance(x, Varying) and isinstance(y, Varying):
+        return larger(x, y)
+    value, bound = (x, y) if isinstance(x, Varying) else (y, x)
+    return bound + positive_part(value - bound)
 
 
 @composed("minimum", "fmin")

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covary.rules.helpers import fixed, mapped
+from covary.rules.helpers import estimated, fixed, mapped
 from covary.rules.registry import rule
 from covary.varying import Varying
 
@@ -73,6 +73,11 @@ def _convolution(dims: int, *, is_transposed: bool) -> Callable[..., Varying]:
             return lambda rows: _back(rows, by, shape)
 
         value = mapped(x, mean, lambda rows: _back(rows, kept, shape))
+        estimated(
+            value,
+            [x],
+            lambda v: forth(v, _arranged(weight.square()), None, stride, padding, **options),
+        )
         if not is_transposed or shape.groups == 1:
             value.before_scaling = x, scaled_by
         return value

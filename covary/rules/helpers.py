@@ -86,6 +86,38 @@ def by_derivative(
     return pull
 
 
+def estimated(value: Varying, parents: Sequence[Any], spread: Callable[..., Tensor]) -> Varying:
+    """The same value, whose variances are estimated from those of its parents.
+
+    As if elements were uncorrelated: at the next nonlinearity a measured factor corrects for that.
+    Only in passes that estimate variances for each sample (``propagates``).
+
+    Args:
+        value: the result of a function.
+        parents: its arguments; those that do not vary have no variance.
+        spread: variances of the parents -> variances of the value.
+    """
+    if value.run.propagates and all(p.spread for p in parents if isinstance(p, Varying)):
+        # Of the parents as they are now: a function that writes in place may change them.
+        known = [(p.spread, _without_batch(p)) if isinstance(p, Varying) else p for p in parents]
+        value.estimate(lambda: spread(*map(_variances, known)))
+    return value
+
+
+def _without_batch(x: Varying) -> list[int]:
+    """The shape of a value, with -1 for the dimensions of the batch."""
+    return [-1 if i in x.samples.axes else size for i, size in enumerate(x.numbers.shape)]
+
+
+def _variances(known: Any) -> Tensor:
+    """Of a value, of its shape but for the batch, which has size 1 where all samples are alike."""
+    if isinstance(known, Tensor):
+        return torch.zeros_like(known)
+    spread, shape = known
+    found: Tensor = spread.value.expand(shape)
+    return found
+
+
 def merged(values: Sequence[Varying]) -> Samples:
     """Which sample each element of a broadcast function of these values belongs to.
 

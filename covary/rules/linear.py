@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covary.rules.helpers import differentiated, fixed, mapped, merged, summed_to
+from covary.rules.helpers import differentiated, estimated, fixed, mapped, merged, summed_to
 from covary.rules.registry import EXACT, rule
 from covary.varying import Varying, plain
 
@@ -21,7 +21,9 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Varying:
         return product if bias is None else product + bias  # type: ignore[no-any-return]
     fixed(x, [-1])
     x.run.uses(weight)
-    return mapped(x, F.linear(x.numbers, weight, bias), lambda rows: rows @ weight.to(rows.dtype))
+    kept = weight if x.run.tape.is_supervised else weight.detach()
+    value = mapped(x, F.linear(x.numbers, weight, bias), lambda rows: rows @ kept)
+    return estimated(value, [x], lambda v: F.linear(v, weight.square()))
 
 
 @rule("batch_norm")
@@ -47,11 +49,13 @@ def batch_norm(
     if weight is not None:
         x.run.uses(weight)
         scale = scale * (weight if x.run.tape.is_supervised else weight.detach())
+    by_channel = scale.view(-1, *[1] * (x.numbers.dim() - 2))
     if x.before_scaling is not None:
         before, scaled_by = x.before_scaling
-        return mapped(before, mean, scaled_by(scale), samples=x.samples)
-    scale = scale.view(-1, *[1] * (x.dim() - 2))
-    return mapped(x, mean, lambda rows: rows * scale)
+        value = mapped(before, mean, scaled_by(scale), samples=x.samples)
+    else:
+        value = mapped(x, mean, lambda rows: rows * by_channel)
+    return estimated(value, [x], lambda v: v * by_channel.square())
 
 
 @rule("add", Tensor.__radd__)
@@ -88,7 +92,13 @@ def _sum(x: Any, y: Any, a: float, b: float) -> Varying:
     varying = [value for value, _ in values]
     samples = merged(varying).of_dim(mean.dim())
     written: Varying = run.write(EXACT, mean, varying, pull, samples)
-    return written
+
+    def spread(*parts: Tensor) -> Tensor:
+        total = sum(part * f**2 for part, (_, f) in zip(parts, values, strict=True))
+        assert isinstance(total, Tensor)
+        return total
+
+    return estimated(written, varying, spread)
 
 
 def scaled(x: Varying, factor: Any) -> Varying:
@@ -100,7 +110,8 @@ def scaled(x: Varying, factor: Any) -> Varying:
     )
     if isinstance(factor, Tensor):
         x.run.uses(factor)
-    return mapped(x, mean, lambda rows: summed_to(rows * kept, shape), samples=samples)
+    value = mapped(x, mean, lambda rows: summed_to(rows * kept, shape), samples=samples)
+    return estimated(value, [x], lambda v: v * kept**2)
 
 
 @rule("neg", "negative")
@@ -110,7 +121,13 @@ def neg(x: Varying) -> Varying:
 
 
 def _identity(x: Varying, *args: Any, **kwargs: Any) -> Varying:
-    return mapped(x, x.numbers, lambda rows: rows, view=True)
+    return _same(x, x.numbers, view=True)
+
+
+def _same(x: Varying, mean: Tensor, *, view: bool = False) -> Varying:
+    value = mapped(x, mean, lambda rows: rows, view=view)
+    value.spread = x.spread
+    return value
 
 
 rule("contiguous", "positive", "requires_grad_")(_identity)
@@ -119,13 +136,13 @@ rule("contiguous", "positive", "requires_grad_")(_identity)
 @rule("clone", Tensor.__deepcopy__)
 def clone(x: Varying, *args: Any, **kwargs: Any) -> Varying:
     """The same value in memory of its own."""
-    return mapped(x, x.numbers.clone(), lambda rows: rows)
+    return _same(x, x.numbers.clone())
 
 
 @rule("detach", "data")
 def detach(x: Varying) -> Varying:
     """The same value without gradient; it varies as before."""
-    return mapped(x, x.numbers.detach(), lambda rows: rows, view=True)
+    return _same(x, x.numbers.detach(), view=True)
 
 
 @rule("to", "float", "double", "type_as", "cpu", "cuda", "type", "half", "bfloat16")

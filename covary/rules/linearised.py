@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covary.rules.helpers import differentiated, fixed
+from covary.rules.helpers import differentiated, estimated, fixed
 from covary.rules.registry import LINEARISED, composed, rule
 from covary.varying import Varying, plain
 
@@ -36,7 +36,16 @@ def softmax(x: Varying, *args: Any, **kwargs: Any) -> Varying:
 @rule("layer_norm", "rms_norm")
 def layer_norm(x: Varying, normalized_shape: Sequence[int], *args: Any, **kwargs: Any) -> Varying:
     """Over the last dimensions."""
-    return _linearised(x, range(-len(normalized_shape), 0), normalized_shape, *args, **kwargs)
+    dims = list(range(-len(normalized_shape), 0))
+    value, mean = _linearised(x, dims, normalized_shape, *args, **kwargs), x.numbers
+
+    def spread(v: Tensor) -> Tensor:
+        # Of each element by itself: divided by the deviation of all, times the scale.
+        weight = kwargs.get("weight", args[0] if args else None)
+        by = v / mean.var(dims, correction=0, keepdim=True).clamp(min=1e-12)
+        return by if weight is None else by * weight.square()
+
+    return estimated(value, [x], spread)
 
 
 @rule("group_norm", "instance_norm", "local_response_norm")

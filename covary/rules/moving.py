@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covary.rules.helpers import by_derivative, differentiated, fixed, mapped, merged
+from covary.rules.helpers import by_derivative, differentiated, estimated, fixed, mapped, merged
 from covary.rules.registry import EXACT, Rule, composed, register, rule
 from covary.varying import Varying, plain
 
@@ -74,8 +74,8 @@ def _moved(x: Varying, mean: Tensor, samples: Any, on: Callable[[Tensor], Tensor
             return back(rows)[0]
 
     value = mapped(x, mean, pull, samples=samples, view=view)
-    value.spread = None if x.spread is None else on(x.spread.expand(shape))
-    return value
+    spread = x.spread
+    return value if spread is None else value.estimate(lambda: on(spread.value.expand(shape)))
 
 
 def _first(values: Sequence[Any]) -> Varying:
@@ -110,7 +110,12 @@ def cat(tensors: Sequence[Any], dim: int = 0, **kwargs: Any) -> Varying:
         return [part for part, value in pairs if isinstance(value, Varying)]
 
     written: Varying = run.write(EXACT, mean, values, pull, samples)
-    return written
+
+    def spread(*parts: Tensor) -> Tensor:
+        pairs = zip(parts, means, strict=True)
+        return torch.cat([part.expand(mean.shape) for part, mean in pairs], dim)
+
+    return estimated(written, tensors, spread)
 
 
 @composed("stack")
@@ -143,5 +148,7 @@ def pad(
     fixed(x, range(-(len(pad) // 2), 0))
     sizes = [int(each) for each in pad]
     padded = differentiated(lambda v: F.pad(v, sizes, mode, value), [x], x.samples, EXACT)
-    padded.spread = None if x.spread is None else F.pad(x.spread, sizes, mode)
-    return padded
+    spread, shape = x.spread, x.numbers.shape
+    if spread is None:
+        return padded
+    return padded.estimate(lambda: F.pad(spread.value.expand(shape), sizes, mode))

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from covary.covariance.samples import Samples
-from covary.rules.helpers import MIXING, differentiated, merged, summed_to
+from covary.rules.helpers import MIXING, differentiated, estimated, merged, summed_to
 from covary.rules.linear import scaled
-from covary.rules.registry import EXACT, LINEARISED, Rule, register, rule
+from covary.rules.registry import EXACT, LINEARISED, Rule, composed, register, rule
 from covary.varying import Varying, plain
 
 
@@ -58,7 +58,7 @@ def rdivide(x: Varying, y: Any) -> Varying:
     return divide(y, x)
 
 
-@rule("addcmul")
+@composed("addcmul")
 def addcmul(x: Any, a: Any, b: Any, *, value: float = 1) -> Any:
     """x + value a b."""
     return x + value * (a * b)
@@ -90,10 +90,18 @@ def matmul(x: Any, y: Any) -> Varying:
         if not isinstance(value, Varying):
             run.uses(value)
     largest = max(samples, key=lambda each: each.index.numel())
-    return differentiated(torch.matmul, [x, y], largest, LINEARISED if both else EXACT)
+    value = differentiated(torch.matmul, [x, y], largest, LINEARISED if both else EXACT)
+
+    mx, my = plain(x), plain(y)
+
+    def spread(vx: Tensor, vy: Tensor) -> Tensor:
+        found: Tensor = vx @ my.square() + mx.square() @ vy
+        return found
+
+    return estimated(value, [x, y], spread)
 
 
-@rule("addmm", "baddbmm")
+@composed("addmm", "baddbmm")
 def addmm(x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     """Beta x + alpha (a @ b)."""
     return beta * x + alpha * torch.matmul(a, b)

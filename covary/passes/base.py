@@ -1,0 +1,243 @@
+"""What passes of moments and of draws share: where they are, how calls are named and checked.
+
+Both run the model itself on ``Varying`` values. A pass of moments follows ``covary.rules``. A pass
+of draws knows next to nothing of them: it applies every torch function to the draws, and adds noise
+before the elementwise nonlinearities. It is what moments are measured with and compared to.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from covary.activations import MomentActivation
+from covary.covariance.samples import Samples
+from covary.rules import RULES, Rule
+from covary.sources import INPUT, NO_NOISE, Noise, NoisePlan
+from covary.varying import (
+    HELP,
+    ConversionError,
+    Located,
+    Varying,
+    in_custom_function,
+    name_of,
+    plain,
+    varying_in,
+)
+
+_REMEDY = (
+    "Let moments begin behind it (covary.convert(model, start='path of a later module')), or give "
+    f"it a rule ({HELP})."
+)
+_READS_VALUES = {
+    "item", "tolist", "numpy", "__array__", "__bool__", "__float__", "__int__", "__index__",
+    "__complex__", "__contains__", "equal", "allclose", "nonzero", "is_nonzero", "unique",
+    "masked_select",
+}  # fmt: skip
+_WRITES = {"__setitem__", "copy_", "masked_fill_", "index_copy_", "scatter_", "index_add_", "fill_"}
+
+
+class Call(NamedTuple):
+    """A call of a torch function on values that vary."""
+
+    name: str  # path of the module, function, and which of several calls
+    kind: str  # how it is treated
+
+
+class Pass(ABC):
+    """What both kinds of passes share: where they are, how calls are named, where noise enters."""
+
+    is_drawing = False
+
+    def __init__(self, noise: NoisePlan, *, start: str | None, batch_dim: int) -> None:
+        self.noise = noise
+        self.batch_dim = batch_dim
+        self._start = start
+        self.function: Any = None
+        self._where: list[str] = []
+        self._composed: list[str] = []
+        self._counts: Counter[str] = Counter()
+        self.started = False
+
+    @abstractmethod
+    def lift(self, value: Tensor, name: str) -> Varying:
+        """A plain tensor that noise enters."""
+
+    @abstractmethod
+    def noisy(self, x: Varying) -> Varying:
+        """A value with the noise that enters before the nonlinearity that is being called."""
+
+    @abstractmethod
+    def follow(self, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a rule makes of arguments, of which some vary."""
+
+    def lifted(self, inputs: Any) -> Any:
+        """Inputs as they go into the model: real tensors vary, whole numbers do not yet."""
+        self.started = True
+
+        def one(value: Any) -> Any:
+            if not isinstance(value, Tensor) or isinstance(value, Varying):
+                return value
+            if not value.is_floating_point():
+                return Varying(value, self, -1, Samples.along(value, self._axis(value)))
+            return self.lift(value, INPUT)
+
+        return pytree.tree_map(one, inputs)
+
+    def enter(self, module: Located, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a module, whose path stands in the names of calls and in messages."""
+        self._where.append(module.path)
+        try:
+            if module.path == self._start:
+                args, kwargs = self.lifted((tuple(args), dict(kwargs)))
+            return module.forward(*args, **kwargs)
+        except Exception as error:
+            if module.path and not isinstance(error, ConversionError):
+                _tell_place(error, module.path)
+            raise
+        finally:
+            self._where.pop()
+
+    def call(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """What a torch function makes of arguments, some of which are Varying."""
+        rule = RULES.get(function)
+        if rule is not None and rule.apply is None and rule.activation is None:
+            return function(*plain(list(args)), **plain(dict(kwargs)))
+        outer, self.function = self.function, function
+        try:
+            if rule is None:
+                raise self._no_rule(name_of(function))
+            return self._checked_call(rule, args, kwargs)
+        finally:
+            self.function = outer
+
+    def _checked_call(self, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        values = varying_in([*args, *kwargs.values()])
+        if any(value.is_stale for value in values):
+            raise self.refusal(
+                "It takes a value into which another view of the same memory has written since.",
+                "Write that in-place function without its underscore.",
+            )
+        if in_custom_function():
+            raise self.refusal(
+                "It is called by a torch.autograd.Function, whose own derivative would be lost.",
+                "Write that function with torch functions alone, or let moments begin behind it "
+                "(covary.convert(model, start=...)).",
+            )
+        result = self._result(rule, args, kwargs, values)
+        writes = rule.in_place or (rule.activation and is_in_place(rule, args, kwargs))
+        if not writes or not isinstance(result, Varying):
+            return result
+        if not isinstance(args[0], Varying):
+            raise self.refusal(
+                "It writes a value that varies into a plain tensor.",
+                "Make a new tensor instead (torch.cat, torch.stack, or the function without its "
+                "underscore).",
+            )
+        return args[0] if result is args[0] else args[0].become(result)
+
+    def _result(
+        self, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[Varying]
+    ) -> Any:
+        if rule.is_composed:
+            assert rule.apply is not None
+            self._composed.append(name_of(self.function))
+            try:
+                return rule.apply(*args, **kwargs)
+            finally:
+                self._composed.pop()
+        varies = [value.node >= 0 for value in values]
+        if not any(varies):
+            found = self.function(*plain(list(args)), **plain(dict(kwargs)))
+            return pytree.tree_map(self._still_whole, found)
+        if not all(varies):
+            args, kwargs = pytree.tree_map(_unless_constant, (list(args), dict(kwargs)))
+        return self.follow(rule, args, kwargs)
+
+    def refusal(self, why: str, remedy: str = _REMEDY) -> ConversionError:
+        """The error that names the module, the function that was called and what to do."""
+        path = self._path()
+        place = f"module {path!r}" if path else "the model's own forward"
+        name = name_of(self.function)
+        return ConversionError(f"covary cannot convert {name} in {place}: {why} {remedy}")
+
+    def named(self) -> str:
+        """The name of this call: path of the module, function, and which of several there."""
+        name = self._label()
+        self._counts[name] += 1
+        count = self._counts[name]
+        return name if count == 1 else f"{name}#{count}"
+
+    def source(self) -> Noise:
+        """The noise that enters before the activation that is being called."""
+        return self.noise.at(self._path()) if RULES[self.function].has_noise else NO_NOISE
+
+    def _label(self) -> str:
+        """Path of the module and function; of one that is made of others, its own name."""
+        name = self._composed[0] if self._composed else name_of(self.function)
+        return f"{self._path()}:{name.strip('_')}"
+
+    def _path(self) -> str:
+        return self._where[-1] if self._where else ""
+
+    def _axis(self, value: Tensor) -> int:
+        return self.batch_dim if value.dim() > self.batch_dim else 0
+
+    def _still_whole(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and not value.is_floating_point():
+            return Varying(value, self, -1, Samples.along(value, 0) if value.dim() else NO_SAMPLES)
+        return value
+
+    def _no_rule(self, name: str) -> ConversionError:
+        if name in _READS_VALUES:
+            return self.refusal(
+                "It reads the numbers of a value that varies, and what a model does with a number "
+                "(a Python if, a numpy function) has no moments."
+            )
+        if name in _WRITES:
+            return self.refusal(
+                "It writes into a value that varies.",
+                "Make a new tensor instead: torch.cat, torch.stack, torch.where.",
+            )
+        return self.refusal("There is no rule for it.")
+
+
+# A pass of draws needs not know which element belongs to which sample.
+NO_SAMPLES: Any = None
+
+
+def _unless_constant(value: Any) -> Any:
+    return value.numbers if isinstance(value, Varying) and value.node < 0 else value
+
+
+@cache
+def _parameters(activation: Callable[..., MomentActivation]) -> inspect.Signature:
+    return inspect.signature(activation)
+
+
+def is_in_place(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an activation writes into its first argument, by its name or by ``inplace=True``."""
+    if rule.in_place:
+        return True
+    assert rule.activation is not None
+    signature = _parameters(rule.activation)
+    if "inplace" not in signature.parameters:
+        return False
+    options = {name: value for name, value in kwargs.items() if name != "input"}
+    return bool(signature.bind(*args[1:], **options).arguments.get("inplace", False))
+
+
+def _tell_place(error: Exception, path: str) -> None:
+    """Add the path of the innermost module to an error of the model's own."""
+    add_note = getattr(error, "add_note", None)  # from Python 3.11 on
+    if add_note is not None and not getattr(error, "__notes__", None):
+        add_note(f"(in module {path!r} of the converted model)")

@@ -1,0 +1,87 @@
+"""A pass of draws: the model as it is, with noise added where it enters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from covary.passes.base import NO_SAMPLES, Pass, is_in_place
+from covary.rules import Rule
+from covary.sources import INPUT, NoisePlan
+from covary.varying import Varying, plain, varying_in
+
+
+class DrawPass(Pass):
+    """A pass of draws: the model as it is, with noise added where it enters.
+
+    Args:
+        noise: where noise enters, and how much.
+        generator: of the draws.
+        observe: takes the name of each call that needs measured numbers, and the values there:
+            what goes into an activation (before its noise), or both factors of a product.
+        start: the path of the module before which noise enters; None for the inputs.
+        batch_dim: the dimension of the inputs that is the batch.
+    """
+
+    is_drawing = True
+
+    def __init__(
+        self,
+        noise: NoisePlan,
+        generator: torch.Generator,
+        *,
+        observe: Callable[[str, Sequence[Tensor]], None] | None = None,
+        start: str | None = None,
+        batch_dim: int = 0,
+    ) -> None:
+        super().__init__(noise, start=start, batch_dim=batch_dim)
+        self.generator = generator
+        self.observe = observe
+
+    def lift(self, value: Tensor, name: str) -> Varying:
+        """A draw around a plain tensor."""
+        return self.wrapped(self.noise.at(INPUT).draw(value, self.generator))
+
+    def follow(self, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The function itself, of draws."""
+        function = self.function
+        if rule.activation is not None:
+            x = args[0] if args else kwargs["input"]
+            name, source = self.named(), self.source()
+            if self.observe is not None:
+                self.observe(name, [x.numbers])
+            if source.sigma:
+                noisy = source.draw(x.numbers, self.generator)
+                # Written where it was, so that an in-place function changes what it has to.
+                if is_in_place(rule, args, kwargs):
+                    x.numbers.copy_(noisy)
+                else:
+                    x = self.wrapped(noisy)
+                args, kwargs = ([x, *args[1:]], kwargs) if args else (args, {**kwargs, "input": x})
+        elif rule.is_pair:
+            values = [v for v in varying_in([*args, *kwargs.values()]) if v.node >= 0]
+            if len(values) == 2:
+                name = self.named()
+                if self.observe is not None:
+                    self.observe(name, [value.numbers for value in values])
+        result = function(*plain(list(args)), **plain(dict(kwargs)))
+        first = args[0] if args else None
+        if isinstance(first, Varying) and result is first.numbers:
+            return first
+        return pytree.tree_map(self._rewrapped, result)
+
+    def noisy(self, x: Varying) -> Varying:
+        """The draw and a draw of the noise that enters here."""
+        return self.wrapped(self.source().draw(x.numbers, self.generator))
+
+    def _rewrapped(self, value: Any) -> Any:
+        is_real = isinstance(value, Tensor) and value.is_floating_point()
+        return self.wrapped(value) if is_real else value
+
+    def wrapped(self, value: Tensor) -> Varying:
+        """A draw as a value in flight."""
+        return Varying(value, self, 0, NO_SAMPLES)
