@@ -62,7 +62,7 @@ class Rules:
 
     def _parts(self, mu: Tensor, sigma: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Lower ends and lengths of the parts between kinks, in standard deviations."""
-        reach = 8.1 if mu.dtype == torch.float64 else 6.7
+        reach = 8.0 if mu.dtype == torch.float64 else 6.7
         far = torch.full_like(mu + sigma, reach)
         inner = [((kink - mu) / sigma).clamp(-reach, reach) for kink in self.kinks]
         ends = [-far, *inner, far]
@@ -105,8 +105,9 @@ def _trapezoid(step: float, reach: float) -> Table:
     return np.stack([nodes / np.sqrt((weights * nodes**2).sum()), weights])
 
 
-# For functions with poles 1.5 or more from the real axis, as tanh has them, up to sigma = 3.
-SMOOTH = Rules(_trapezoid(0.24, 6.72), _trapezoid(0.15, 8.1))
+# Up to sigma = 3, for functions whose poles are 2.3 or more from the real axis, and 1.5 or more.
+SMOOTH = Rules(_trapezoid(0.32, 6.72), _trapezoid(0.2, 8.0))
+SHARP = Rules(_trapezoid(0.21, 6.72), _trapezoid(0.13, 8.06))
 
 
 # Elements up to which all nodes are evaluated at once, in one tensor: fewer, larger operations.
