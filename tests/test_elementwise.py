@@ -215,6 +215,17 @@ def test_vmap(name):
         torch.testing.assert_close(value, expected)
 
 
+@pytest.mark.parametrize("name", ["relu6", "hardshrink", "elu", "softsign", "mish", "sqrt"])
+def test_compile_in_one_graph(name):
+    activation = activations.get(name)
+    mu, var = torch.rand(3, 4) + 0.5, torch.rand(1, 4) + 0.01
+    compiled = torch.compile(lambda *args: activation(*args), backend="aot_eager", fullgraph=True)
+    for value, expected in zip(compiled(mu, var), activation(mu, var), strict=True):
+        torch.testing.assert_close(value, expected)
+    meta = activation(mu.to("meta"), var.to("meta"))
+    assert {value.device.type for value in meta} == {"meta"}
+
+
 def test_leaky_relu_with_a_slope_per_channel():
     slopes = torch.tensor([0.25, -0.1, 1.5])
     mu, var = torch.randn(5, 3, 2, 2), torch.rand(1, 3, 2, 2)
@@ -272,7 +283,7 @@ def test_every_name_gives_an_activation_of_that_name(name):
         (partial(activations.elu, 0.0), "elu needs a finite alpha > 0, got 0.0"),
         (partial(activations.celu, -1.0), "celu needs a finite alpha > 0, got -1.0"),
         (partial(activations.softplus, 0.0), "finite beta > 0, got 0.0"),
-        (partial(activations.softshrink, -1.0), "finite lambd > 0, got -1.0"),
+        (partial(activations.softshrink, -1.0), "finite lambd >= 0, got -1.0"),
         (partial(activations.threshold, math.nan, 0.0), "finite numbers, got nan and 0.0"),
         (partial(activations.power, math.inf), "finite exponent, got inf"),
         (lambda: activations.get(activations.elu), r"did you mean elu\(\), called"),  # type: ignore[arg-type]
