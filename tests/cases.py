@@ -39,7 +39,7 @@ QUADRATURE = {
     "sigmoid": activations.get("sigmoid"),
     "silu": activations.get("silu"),
     "softplus": activations.get("softplus"),
-    "softplus_sharp": activations.softplus(2.0, 15.0),
+    "softplus_sharp": activations.softplus(2.0, 30.0),
     "mish": activations.get("mish"),
     "logsigmoid": activations.get("logsigmoid"),
     "gelu_tanh": activations.get("gelu_tanh"),

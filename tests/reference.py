@@ -35,6 +35,11 @@ def gelu_tanh(x: Number) -> Number:
     return x / (1 + mp.exp(-mp.sqrt(8 / mp.pi) * (x + mp.mpf("0.044715") * x**3)))
 
 
+def gelu_tanh_slope(x: Number) -> Number:
+    s = 1 / (1 + mp.exp(-mp.sqrt(8 / mp.pi) * (x + mp.mpf("0.044715") * x**3)))
+    return s + x * s * (1 - s) * mp.sqrt(8 / mp.pi) * (1 + 3 * mp.mpf("0.044715") * x * x)
+
+
 def clamp(low: float, high: float) -> Callable[[Number], Number]:
     return lambda x: min(max(x, mp.mpf(low)), mp.mpf(high))
 
@@ -95,7 +100,7 @@ FUNCTIONS: dict[str, Entry] = {
         [],
     ),
     "logsigmoid": (lambda x: -mp.log1p(mp.exp(-x)), lambda x: 1 / (1 + mp.exp(x)), []),
-    "gelu_tanh": (gelu_tanh, lambda x: mp.diff(gelu_tanh, x), []),
+    "gelu_tanh": (gelu_tanh, gelu_tanh_slope, []),
     "tanhshrink": (lambda x: x - mp.tanh(x), lambda x: mp.tanh(x) ** 2, []),
     "softsign": (lambda x: x / (1 + abs(x)), lambda x: 1 / (1 + abs(x)) ** 2, [0]),
     "relu6": (clamp(0, 6), inside(0, 6), [0, 6]),

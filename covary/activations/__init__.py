@@ -134,7 +134,7 @@ def get(activation: str | MomentActivation) -> MomentActivation:
         return lif()
     if not isinstance(activation, str) or activation not in _REGISTRY:
         name = activation if isinstance(activation, str) else type(activation).__name__
-        close = difflib.get_close_matches(name.lower(), [*names(), *functions()], n=1)
+        close = difflib.get_close_matches(name.lower(), [*names(), *functions()], n=1, cutoff=0.7)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         maker = getattr(activation, "__name__", None)
         if maker in _MAKERS:

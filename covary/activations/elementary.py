@@ -22,6 +22,7 @@ from covary.activations.relu import IDENTITY, leaky_moments
 
 _RULES = gauss_hermite(24)
 _LOWEST = 1 / 16  # of what x / mu may be
+_LARGEST = 100.0  # of sigma / mu; where it is larger, results are those of this
 
 
 def _sin_moments(mu: Tensor, var: Tensor) -> ActivationMoments:
@@ -45,6 +46,12 @@ def _square_moments(mu: Tensor, var: Tensor) -> ActivationMoments:
     return ActivationMoments(mu.square() + var, variance, 2 * mu)
 
 
+def _abs_moments(mu: Tensor, var: Tensor) -> ActivationMoments:
+    """A leaky ReLU of slope -1, whose gain is odd in mu: erf keeps its digits around 0."""
+    found = leaky_moments(mu, var, slope=-1.0)
+    return found._replace(gain=torch.erf(mu / (2 * var).sqrt()))
+
+
 def _square_slope(x: Tensor) -> Tensor:
     return 2 * x
 
@@ -53,17 +60,15 @@ def _minus_sin(x: Tensor) -> Tensor:
     return -torch.sin(x)
 
 
-def _of_ratio(
-    mu: Tensor, var: Tensor, function: Function, derivative: Function
-) -> ActivationMoments:
+def _of_ratio(mu: Tensor, var: Tensor, function: Function, slope: Function) -> ActivationMoments:
     """Moments of a function of x / mu ~ N(1, var / mu^2), by quadrature."""
     # Never 0 and never infinite, so that mu = 0 gives what torch gives, too.
-    least = 100 * torch.finfo(var.dtype).tiny
-    relative = (var.sqrt() / mu).square().clamp(least, 1e4)
+    finfo = torch.finfo(var.dtype)
+    ratio = (var.sqrt() / mu.abs()).clamp(max=finfo.max)
+    relative = ratio.square().clamp(100 * finfo.tiny, _LARGEST**2)
     ones = torch.ones_like(mu)
-    return quadrature_moments(
-        ones, relative, function=function, derivative=derivative, rules=_RULES
-    )
+    found = quadrature_moments(ones, relative, function=function, derivative=slope, rules=_RULES)
+    return found._replace(gain=found.gain * (_LARGEST / ratio).clamp(max=1))
 
 
 def _power_moments(mu: Tensor, var: Tensor, *, exponent: float) -> ActivationMoments:
@@ -155,7 +160,7 @@ def _power_of(exponent: float) -> MomentActivation:
 SIN = MomentActivation("sin", torch.sin, torch.cos, _sin_moments)
 COS = MomentActivation("cos", torch.cos, _minus_sin, _cos_moments)
 SQUARE = MomentActivation("square", torch.square, _square_slope, _square_moments)
-ABS = MomentActivation("abs", torch.abs, torch.sign, partial(leaky_moments, slope=-1.0))
+ABS = MomentActivation("abs", torch.abs, torch.sign, _abs_moments)
 LOG = MomentActivation("log", torch.log, torch.reciprocal, _log_moments)
 LOG1P = MomentActivation("log1p", torch.log1p, _log1p_slope, _log1p_moments)
 SQRT, RECIPROCAL, RSQRT = power(0.5), power(-1), power(-0.5)

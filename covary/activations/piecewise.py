@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ class Pieces:
 
     edges: tuple[float, ...]
     polynomials: tuple[tuple[float, ...], ...]
+    jumps: tuple[float, ...]  # at the edges
 
 
 def _moments(mu: Tensor, var: Tensor, *, function: Function, pieces: Pieces) -> ActivationMoments:
@@ -62,18 +64,11 @@ def _block(mu: Tensor, var: Tensor, *, function: Function, pieces: Pieces) -> Ac
     deviations = [_about(p, mu, sigma, centre) for p in pieces.polynomials]
     first, second, slope = expectations(z, deviations)
     gain = slope / sigma
-    for edge, at, left, right in zip(
-        pieces.edges, z, pieces.polynomials, pieces.polynomials[1:], strict=False
-    ):
-        jump = _value(right, edge) - _value(left, edge)
-        if abs(jump) > 1e-12:
+    for jump, at in zip(pieces.jumps, z, strict=True):
+        if jump:
             gain = gain + jump * _density(at) / sigma
     variance = (second - first.square()).clamp(min=0)
     return ActivationMoments(centre + first, variance, gain)
-
-
-def _value(polynomial: Sequence[float], x: float) -> float:
-    return sum(c * x**k for k, c in enumerate(polynomial))
 
 
 def _about(polynomial: Sequence[float], mu: Tensor, sigma: Tensor, centre: Tensor) -> list[Tensor]:
@@ -166,10 +161,18 @@ def _mass(left: _End | None, right: _End | None) -> Tensor:
 def _made(
     name: str, function: Function, slope: Function, edges: Sequence[float], *pieces: Sequence[float]
 ) -> MomentActivation:
-    shape = Pieces(tuple(edges), tuple(tuple(piece) for piece in pieces))
+    values = [
+        [_value(p, edge) for p in near] for near, edge in zip(pairwise(pieces), edges, strict=True)
+    ]
+    jumps = tuple(b - a if abs(b - a) > 1e-12 else 0.0 for a, b in values)
+    shape = Pieces(tuple(edges), tuple(tuple(piece) for piece in pieces), jumps)
     return MomentActivation(
         name, function, slope, partial(_moments, function=function, pieces=shape)
     )
+
+
+def _value(polynomial: Sequence[float], x: float) -> float:
+    return sum(c * x**k for k, c in enumerate(polynomial))
 
 
 def _inside(x: Tensor, *, low: float, high: float) -> Tensor:
@@ -251,8 +254,8 @@ def softshrink(lambd: float = 0.5) -> MomentActivation:
 
 
 def _shrinking(lambd: float) -> float:
-    if not (math.isfinite(lambd) and lambd > 0):
-        raise ValueError(f"A shrink needs a finite lambd > 0, got {lambd}.")
+    if not (math.isfinite(lambd) and lambd >= 0):
+        raise ValueError(f"A shrink needs a finite lambd >= 0, got {lambd}.")
     return lambd
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covary.activations.activation import Function, MomentActivation
-from covary.activations.hermite import SMOOTH, Rules, between, quadrature_moments
+from covary.activations.hermite import SHARP, SMOOTH, Rules, between, quadrature_moments
 
 
 def _made(
@@ -46,7 +46,7 @@ def _softplus_slope(x: Tensor, *, beta: float) -> Tensor:
 def softplus(beta: float = 1.0, threshold: float = 20.0) -> MomentActivation:
     """``log(1 + exp(beta x)) / beta``, and x where beta x > threshold, as in ``torch.nn.Softplus``.
 
-    Accurate as long as beta sigma is not large: beta = 10 needs sigma < 0.6.
+    For beta > 1 the errors named above hold up to sigma = 6 / beta.
     """
     if not (math.isfinite(beta) and beta > 0):
         raise ValueError(f"softplus needs a finite beta > 0, got {beta}.")
@@ -55,6 +55,7 @@ def softplus(beta: float = 1.0, threshold: float = 20.0) -> MomentActivation:
         "softplus" if standard else f"softplus({beta:g}, {threshold:g})",
         partial(F.softplus, beta=beta, threshold=threshold),
         partial(_softplus_slope, beta=beta),
+        SMOOTH if beta <= 1 else SHARP,
     )
 
 
@@ -95,11 +96,11 @@ def _gelu_tanh_slope(x: Tensor) -> Tensor:
     return torch.sigmoid(exponent) * (1 + near * torch.sigmoid(-exponent) * bend)
 
 
-TANH = _made("tanh", torch.tanh, _tanh_slope)
+TANH = _made("tanh", torch.tanh, _tanh_slope, SHARP)
 SIGMOID = _made("sigmoid", torch.sigmoid, _sigmoid_slope)
 SILU = _made("silu", F.silu, _silu_slope)
 MISH = _made("mish", F.mish, _mish_slope)
 LOGSIGMOID = _made("logsigmoid", F.logsigmoid, _logsigmoid_slope)
 GELU_TANH = _made("gelu_tanh", _gelu_tanh, _gelu_tanh_slope)
-TANHSHRINK = _made("tanhshrink", F.tanhshrink, _tanhshrink_slope)
+TANHSHRINK = _made("tanhshrink", F.tanhshrink, _tanhshrink_slope, SHARP)
 SOFTSIGN = _made("softsign", F.softsign, _softsign_slope, between([0.0]))
