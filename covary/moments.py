@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsIndex
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
+from torch.utils import _pytree as pytree
 
 from covary import linalg
-from covary.covariance import Covariance, register_value
+from covary.covariance import Covariance, Full, Samples, register_value
 
 _REMEDY = (
     "Pass .mean, .variance or .covariance_matrix to functions and losses; inside a network use "
@@ -23,12 +26,20 @@ _REMEDY = (
 @register_value
 @dataclass(frozen=True, eq=False, repr=False)
 class Moments:
-    """Mean and covariance of a layer's activity for a batch of B samples and n units.
+    """Mean and covariance of a layer's activity for a batch of B samples.
 
-    Named as in ``torch.distributions``; a Gaussian with these moments is ``distribution()``.
+    Named as in ``torch.distributions``; a Gaussian with these moments is ``distribution()``. The
+    units of a sample usually are n features, but may have any shape, the event shape: covariances
+    are those of the n units of the flattened event. What vmap stacks, as for replicas, stands in
+    front of the batch: as many dimensions as the variances of ``cov``, (*stack, 1 | B, n), have
+    there. The dimensions of the mean behind stack and batch are the event.
+
+    Indexing selects samples and always keeps the batch dimension: ``out[3]`` is a batch of one,
+    ``out[2:5]`` and ``out[mask]`` batches of several; ``len(out)`` is B, and a loop goes through
+    batches of one.
 
     Attributes:
-        mean: (B, n) the mean of each unit.
+        mean: (B, *event), usually (B, n): the mean of each unit.
         cov: the covariance in the way it is held, of batch dimension B, or 1 where the whole batch
             has the same.
 
@@ -39,6 +50,11 @@ class Moments:
         Moments(mean=(2, 3), cov=Full)
         >>> out.covariance_matrix.shape
         torch.Size([2, 3, 3])
+        >>> lead = out.project(torch.tensor([[1.0, -1.0, 0.0]]))  # the first output over the second
+        >>> lead.mean.shape, lead.stddev.shape
+        (torch.Size([2, 1]), torch.Size([2, 1]))
+        >>> out[0].mean.shape
+        torch.Size([1, 3])
     """
 
     mean: Tensor
@@ -48,23 +64,44 @@ class Moments:
         if isinstance(self.cov, Tensor):
             raise TypeError(
                 "Moments need a covary.covariance.Covariance and got a Tensor. Wrap a (B, n, n) "
-                "matrix: Full(matrix, added=torch.zeros(1, 1))."
+                "matrix: covary.covariance.Full(matrix)."
             )
 
     @property
+    def event_shape(self) -> torch.Size:
+        """The shape of one sample's units, usually (n,)."""
+        return self.mean.shape[self._batch_dim + 1 :]
+
+    @property
     def variance(self) -> Tensor:
-        """(B, n) the variance of each unit."""
-        return self.cov.variance.expand(self.mean.shape)
+        """(B, *event) the variance of each unit."""
+        return self.cov.variance.expand(self._flat_shape).reshape(self.mean.shape)
 
     @property
     def stddev(self) -> Tensor:
-        """(B, n) the standard deviation of each unit."""
+        """(B, *event) the standard deviation of each unit."""
         return self.variance.sqrt()
 
     @property
     def covariance_matrix(self) -> Tensor:
         """(B, n, n) the covariance, symmetric and positive semidefinite to round-off."""
-        return self.cov.dense().expand(*self.mean.shape, self.mean.shape[-1])
+        shape = self._flat_shape
+        return self.cov.dense().expand(*shape, shape[-1])
+
+    def project(self, rows: Tensor) -> Moments:
+        """The moments of ``rows @ y`` for outputs y: a batch of B with r units.
+
+        This costs as much as r units, not n. The lead of the best class over the second, for one,
+        is a single row: 1 and -1 in their places, another row for each sample.
+
+        Args:
+            rows: (r, n), or (B, r, n) for other rows for each sample, over the n units of the
+                flattened event; or (r, *event), or (B, r, *event).
+        """
+        rows = self._flat_rows(rows)
+        mean = self.mean.reshape(self._flat_shape)
+        projected = (rows @ mean[..., None]).squeeze(-1)
+        return Moments(projected, Full(self.cov.quadratic(rows)))
 
     def entropy(self, *, rtol: float | None = None) -> Tensor:
         """(B,) entropy of N(mean, covariance) in nats; docs/theory.md, eq. (20).
@@ -73,32 +110,32 @@ class Moments:
         rank: eigenvalues up to ``rtol`` times the sample's largest do not count (default: 1e-6, or
         n times the machine epsilon if that is more). No variance at all gives -inf.
         """
-        n = self.mean.shape[-1]
+        shape = self._flat_shape
         if rtol is None:
-            rtol = linalg.default_rtol(n, self.mean.dtype)
+            rtol = linalg.default_rtol(shape[-1], self.mean.dtype)
         if not 0 <= rtol < 1:
             raise ValueError(f"entropy needs a relative tolerance in [0, 1), got {rtol}.")
         log_determinant, rank = self.cov.log_determinant(rtol)
         entropy = 0.5 * (rank * (1 + math.log(2 * math.pi)) + log_determinant)
         entropy = torch.where(rank > 0, entropy, -math.inf)
-        return entropy.expand(self.mean.shape[:-1])
+        return entropy.expand(shape[:-1])
 
     def sample(
         self, sample_shape: int | Sequence[int] = (), *, generator: torch.Generator | None = None
     ) -> Tensor:
-        """(*sample_shape, B, n) draws from N(mean, covariance), singular covariances included."""
+        """(*sample_shape, B, *event) draws from N(mean, covariance), singular ones included."""
         shape = (sample_shape,) if isinstance(sample_shape, int) else tuple(sample_shape)
         with torch.no_grad():
             white = torch.randn(
-                (*shape, *self.mean.shape),
+                (*shape, *self._flat_shape),
                 generator=generator,
                 dtype=self.mean.dtype,
                 device=self.mean.device,
             )
-            return self.mean + self.cov.color(white)
+            return self.mean + self.cov.color(white).reshape(*shape, *self.mean.shape)
 
     def distribution(self, *, jitter: float = 0.0) -> MultivariateNormal:
-        """The Gaussian with these moments, as a ``torch.distributions`` object.
+        """The Gaussian with these moments, as a ``torch.distributions`` object of n flat units.
 
         A density needs a covariance of full rank. For samples that lack it, ``jitter`` times their
         average variance is added to the diagonal.
@@ -106,8 +143,9 @@ class Moments:
         matrix = self.covariance_matrix
         factor, info = torch.linalg.cholesky_ex(matrix)
         if jitter and info.any():
-            amount = jitter * self.variance.mean(-1) * (info != 0)
-            matrix = matrix + torch.diag_embed(amount[..., None].expand(self.mean.shape))
+            variance = matrix.diagonal(dim1=-2, dim2=-1)
+            amount = jitter * variance.mean(-1, keepdim=True) * (info != 0)[..., None]
+            matrix = matrix + torch.diag_embed(amount.expand_as(variance))
             factor, info = torch.linalg.cholesky_ex(matrix)
         if info.any():
             singular = info.nonzero().squeeze(-1).tolist()
@@ -117,7 +155,74 @@ class Moments:
                 "network, pass jitter=1e-4 (which helps where there is some variance), or use "
                 "entropy() and sample(), which work all the same."
             )
-        return MultivariateNormal(self.mean, scale_tril=factor)
+        return MultivariateNormal(self.mean.reshape(self._flat_shape), scale_tril=factor)
+
+    def to(self, *args: Any, **kwargs: Any) -> Moments:
+        """The same on another device or of another type, as ``Tensor.to`` takes them."""
+        return self._each(lambda tensor: tensor.to(*args, **kwargs))
+
+    def cpu(self) -> Moments:
+        """The same in the memory of the CPU."""
+        return self.to("cpu")
+
+    def float(self) -> Moments:
+        """The same in single precision."""
+        return self.to(torch.float32)
+
+    def double(self) -> Moments:
+        """The same in double precision."""
+        return self.to(torch.float64)
+
+    def detach(self) -> Moments:
+        """The same without gradients."""
+        return self._each(Tensor.detach)
+
+    def __len__(self) -> int:
+        return self.mean.shape[self._batch_dim]
+
+    def __getitem__(self, samples: SupportsIndex | Samples | np.ndarray) -> Moments:
+        chosen = _samples(samples, len(self))
+        mean = self.mean[(slice(None),) * self._batch_dim + (chosen,)]
+        return Moments(mean, self.cov.select(chosen))
+
+    def __iter__(self) -> Iterator[Moments]:
+        return (self[index] for index in range(len(self)))
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(f"numpy takes a Tensor and got Moments. {_REMEDY}")
+
+    @property
+    def _batch_dim(self) -> int:
+        """How many dimensions are stacked in front of the batch."""
+        return self.cov.unit_variance.dim() - 2
+
+    @property
+    def _flat_shape(self) -> tuple[int, ...]:
+        """(*stack, B, n)"""
+        variance = self.cov.unit_variance
+        return *self.mean.shape[: variance.dim() - 1], variance.shape[-1]
+
+    def _flat_rows(self, rows: Tensor) -> Tensor:
+        """(*stack, 1 | B, r, n) of rows in any of the shapes that ``project`` takes."""
+        event, (*front, n) = self.event_shape, self._flat_shape
+        flat = rows
+        if len(event) > 1 and rows.shape[-len(event) :] == event:
+            flat = rows.reshape(*rows.shape[: -len(event)], n)
+        if flat.shape[-1:] == (n,) and flat.dim() == 2:
+            return flat.expand(*[1] * len(front), *flat.shape)
+        if flat.shape[-1:] == (n,) and [*flat.shape[:-2]] == front:
+            return flat
+        shapes = [f"(r, {n})", f"({', '.join(map(str, front))}, r, {n})"]
+        if len(event) > 1:
+            shapes.append(f"(r, {', '.join(map(str, event))})")
+        raise ValueError(
+            f"project takes rows of shape {' or '.join(shapes)} here, got {tuple(rows.shape)}. "
+            "Give a single row another dimension: rows[None]."
+        )
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Moments:
+        changed: Moments = pytree.tree_map(change, self)
+        return changed
 
     def __repr__(self) -> str:
         held = type(self.cov).__name__
@@ -140,3 +245,23 @@ class Moments:
         # Without this, a loss or layer that is handed Moments fails with a message about C++ types.
         name = getattr(function, "__name__", str(function))
         raise TypeError(f"{name} takes a Tensor and got Moments. {_REMEDY}")
+
+
+def _samples(samples: Any, count: int) -> Samples:
+    """What selects from a batch of so many and keeps its dimension."""
+    if isinstance(samples, np.ndarray):
+        samples = torch.from_numpy(samples)
+    if isinstance(samples, slice | list) or (isinstance(samples, Tensor) and samples.dim() == 1):
+        chosen: Samples = samples
+        return chosen
+    try:
+        index = operator.index(samples)
+    except TypeError:
+        raise TypeError(
+            "Moments are indexed by samples: a number, a slice, a mask, or a list or tensor of "
+            f"indices (of one dimension). Got {samples!r}. For units, index .mean or .variance, or "
+            "use project()."
+        ) from None
+    if not -count <= index < count:
+        raise IndexError(f"Moments of {count} samples have no sample {index}.")
+    return slice(index % count, index % count + 1)
