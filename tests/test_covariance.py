@@ -454,7 +454,7 @@ def test_classes_with_a_name_are_known_by_it():
 
 @pytest.mark.parametrize("kind", [nn.Linear, Full(torch.eye(2)[None]), 3])
 def test_what_is_no_covariance_is_refused(kind):
-    with pytest.raises(ValueError, match="known are full, .* and subclasses of covary"):
+    with pytest.raises(ValueError, match=r"known are full, .* and subclasses of covary"):
         covary.nn.Lift(0.3, kind)
 
 
