@@ -86,14 +86,15 @@ _kept: dict[tuple[torch.dtype, torch.device], tuple[Tensor, ...]] = {}
 
 def _coefficients(a: Tensor) -> tuple[Tensor, ...]:
     """The numbers above as tensors of a's type, on its device; made once for each."""
+    if torch.compiler.is_compiling():
+        return torch.tensor(_TWICE_RATIO, dtype=a.dtype, device=a.device).unbind()
     key = a.dtype, a.device
-    if not torch.compiler.is_compiling() and key in _kept and type(a) is Tensor:
+    if key in _kept and type(a) is Tensor:
         return _kept[key]
     with torch.inference_mode(False):
         made = torch.tensor(_TWICE_RATIO, dtype=a.dtype, device=a.device).unbind()
-    # Tensors that stand for others, such as a compiler's or vmap's, are not for later use.
-    stands_for_another = type(made[0]) is not Tensor or is_functorch_wrapped_tensor(made[0])
-    if not torch.compiler.is_compiling() and not stands_for_another:
+    # Tensors that stand for others, such as those of vmap, are not for later use.
+    if type(made[0]) is Tensor and not is_functorch_wrapped_tensor(made[0]):
         _kept[key] = made
     return made
 
