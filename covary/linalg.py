@@ -232,8 +232,15 @@ def gated_quadratic(rows_: Tensor, half: Tensor, gain: Tensor, added: Tensor) ->
     left = torch.empty_like(scaled)
     _times_lower_half(scaled.view(-1, n), half, out=left.view(-1, n))
     left.mul_(gain[:, None, :]).addcmul_(rows_, added[:, None, :], value=0.5)
-    product = left @ rows_.mT
+    product = row_products(left, rows_)
     return product + product.mT
+
+
+def row_products(left: Tensor, right: Tensor) -> Tensor:
+    """(..., r, r) A B^T of rows (..., r, n); single rows without the detour of a matrix product."""
+    if left.shape[-2] == 1:
+        return (left * right).sum(-1, keepdim=True)
+    return left @ right.mT
 
 
 def times_matrices(rows: Tensor, matrices: Tensor) -> Tensor:

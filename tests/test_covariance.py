@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import covary
@@ -15,8 +15,10 @@ from covary.covariance import (
     Covariance,
     Diagonal,
     Full,
+    Samples,
     Shared,
     Tracked,
+    register_value,
 )
 from covary.moments import Moments
 
@@ -387,3 +389,77 @@ def test_select_takes_samples(cov, samples, looked_at):
 def test_unknown_name_lists_what_exists():
     with pytest.raises(ValueError, match="'fulll'; known are full, diagonal, shared, tracked"):
         covariance.start("fulll", zero(), N)
+
+
+def test_full_needs_a_matrix_or_variances():
+    with pytest.raises(TypeError, match="Full needs a matrix"):
+        Full(None)
+
+
+@register_value
+@dataclass(frozen=True, eq=False, repr=False)
+class Doubled(Covariance):
+    """One from outside of the library: a full covariance, whose noise counts twice."""
+
+    full: Covariance
+
+    @classmethod
+    def start(cls, var: Tensor, n: int) -> Doubled:
+        return cls(Full.start(2 * var, n))
+
+    @property
+    def variance(self) -> Tensor:
+        return self.full.variance
+
+    def dense(self) -> Tensor:
+        return self.full.dense()
+
+    def linear(self, weight: Tensor) -> Doubled:
+        return Doubled(self.full.linear(weight))
+
+    def add_noise(self, var: float) -> Doubled:
+        return Doubled(self.full.add_noise(2 * var))
+
+    def gate(self, gain: Tensor, variance: Tensor) -> Doubled:
+        return Doubled(self.full.gate(gain, variance))
+
+    def scale(self, factor: Tensor) -> Doubled:
+        return Doubled(self.full.scale(factor))
+
+    def select(self, samples: Samples) -> Doubled:
+        return Doubled(self.full.select(samples))
+
+
+def test_a_network_may_hold_its_covariance_in_a_class_of_ones_own():
+    torch.manual_seed(0)
+    net = covary.mlp([6, 5, 4, 3], noise=0.3)
+    x, rows = torch.randn(B, 6), torch.randn(2, 3)
+    expected = covary.with_noise(net, 0.3 * 2**0.5)(x)
+    for doubled in (
+        covary.with_covariance(net, Doubled),
+        nn.Sequential(covary.nn.Lift(0.3, Doubled), *list(net)[1:]),
+    ):
+        assert "covariance=Doubled" in repr(doubled)
+        out = doubled(x)
+        assert isinstance(out.cov, Doubled)
+        torch.testing.assert_close(out.covariance_matrix, expected.covariance_matrix)
+        torch.testing.assert_close(out.project(rows).variance, expected.project(rows).variance)
+        torch.testing.assert_close(out[1:3].entropy(), expected.entropy()[1:3])
+
+
+def test_classes_with_a_name_are_known_by_it():
+    assert covary.nn.Lift(0.3, Tracked, exact_width=4).covariance == "tracked"
+    assert covary.mlp([4, 3, 2], covariance=Full)[0].covariance == "full"
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, Full(torch.eye(2)[None]), 3])
+def test_what_is_no_covariance_is_refused(kind):
+    with pytest.raises(ValueError, match=r"known are full, .* and subclasses of covary"):
+        covary.nn.Lift(0.3, kind)
+
+
+def test_time_steps_are_not_mixed_into_features():
+    with pytest.raises(
+        ValueError, match=r"got \(2, 7, 4\).*features; of time .*x\.flatten\(0, 1\)"
+    ):
+        covary.nn.Lift(0.3)(torch.zeros(2, 7, 4))

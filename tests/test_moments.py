@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,10 @@ import covary
 from covary import covariance, linalg
 from covary.covariance import Diagonal, Full, Shared
 from covary.moments import Moments
+from covary.replicas import Replicas
+
+# Networks here are made to be looked at, and never measured.
+pytestmark = pytest.mark.filterwarnings("ignore::covary.nn.fidelity.TrackingWarning")
 
 
 def full(matrix: torch.Tensor) -> Full:
@@ -304,3 +309,174 @@ def test_decompositions_that_fail_in_float32_are_made_in_float64(monkeypatch, na
         drawn = moments.sample(20_000, generator=generator)
         torch.testing.assert_close(drawn.var(0), matrix.diagonal(dim1=1, dim2=2), rtol=0.05, atol=0)
     assert tried == [torch.float32, torch.float64]
+
+
+# ---- projections, events, samples
+
+
+@pytest.mark.parametrize("name", covariance.names())
+def test_project_gives_the_moments_of_products(name):
+    net = covary.mlp([6, 9, 5, 3], covariance=name).double().eval()
+    x = torch.randn(4, 6, dtype=torch.float64)
+    for shape in ((2, 3), (4, 2, 3), (1, 3)):
+        rows = torch.randn(shape, dtype=torch.float64)
+        for mode in (torch.no_grad, torch.enable_grad):
+            with mode():
+                out = net(x)
+                found = out.project(rows)
+                assert isinstance(found.cov, Full)
+                expected = (rows @ out.mean[..., None]).squeeze(-1)
+                matrix = rows @ out.covariance_matrix @ rows.mT
+            torch.testing.assert_close(found.mean, expected)
+            torch.testing.assert_close(found.covariance_matrix, matrix)
+            assert found.sample((2,)).shape == (2, *expected.shape)
+
+
+def test_a_projection_has_the_moments_of_projected_draws():
+    out = moments(random_psd(2, 4, rank=6))
+    rows = torch.randn(2, 3, 4, dtype=torch.float64)
+    draws = (rows @ out.sample(200_000)[..., None]).squeeze(-1)
+    found = out.project(rows)
+    torch.testing.assert_close(draws.mean(0), found.mean, rtol=0, atol=0.1)
+    for i in range(2):
+        matrix = torch.cov(draws[:, i].T)
+        torch.testing.assert_close(found.covariance_matrix[i], matrix, rtol=0.02, atol=0.2)
+
+
+def test_projections_have_gradients_through_their_rows_alone():
+    net = covary.mlp([6, 9, 3], covariance="tracked").double().eval()
+    x, rows = torch.randn(4, 6, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
+
+    def variance(rows: torch.Tensor) -> torch.Tensor:
+        return net(x).project(rows).variance
+
+    assert torch.autograd.gradcheck(variance, rows.requires_grad_())
+    variance(rows).sum().backward()
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def event_moments() -> Moments:
+    return Moments(torch.randn(5, 2, 3, dtype=torch.float64), Full(random_psd(5, 6, rank=8)))
+
+
+def test_units_of_a_sample_may_have_any_shape():
+    out = event_moments()
+    flat = Moments(out.mean.flatten(1), out.cov)
+    assert out.event_shape == (2, 3)
+    assert flat.event_shape == (6,)
+    assert out.variance.shape == out.stddev.shape == (5, 2, 3)
+    assert torch.equal(out.variance.flatten(1), flat.variance)
+    assert torch.equal(out.covariance_matrix, flat.covariance_matrix)
+    assert torch.equal(out.entropy(), flat.entropy())
+    first, second = (
+        moments.sample((7, 2), generator=torch.Generator().manual_seed(0))
+        for moments in (out, flat)
+    )
+    assert first.shape == (7, 2, 5, 2, 3)
+    assert torch.equal(first.flatten(3), second)
+    assert torch.equal(out.distribution().mean, flat.mean)
+    rows = torch.randn(4, 2, 3, dtype=torch.float64)
+    expected = flat.project(rows.flatten(1))
+    for found in (out.project(rows), out.project(rows.flatten(1))):
+        assert torch.equal(found.mean, expected.mean)
+        assert torch.equal(found.covariance_matrix, expected.covariance_matrix)
+    own = torch.randn(5, 4, 2, 3, dtype=torch.float64)
+    assert torch.equal(out.project(own).mean, flat.project(own.flatten(2)).mean)
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 2), (2, 1, 6), (4, 3, 2), (5, 4, 7)])
+def test_rows_of_other_shapes_are_refused(shape):
+    with pytest.raises(ValueError, match=r"\(r, 6\) or \(5, r, 6\) or \(r, 2, 3\) here, got"):
+        event_moments().project(torch.zeros(shape, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", covariance.names())
+def test_what_vmap_stacks_stands_in_front_of_the_batch(name):
+    nets = [covary.mlp([6, 9, 3], noise=sigma, covariance=name).eval() for sigma in (0.1, 0.4)]
+    x, rows = torch.randn(5, 6), torch.randn(2, 3)
+    out = Replicas(nets)(x.expand(2, 5, 6))
+    assert len(out) == 5
+    assert out.event_shape == (3,)
+    for index, net in enumerate(nets):
+        alone = net(x)
+        projected, some = out.project(rows), out[[3, 1]]
+        torch.testing.assert_close(projected.mean[index], alone.project(rows).mean)
+        torch.testing.assert_close(
+            projected.covariance_matrix[index], alone.project(rows).covariance_matrix
+        )
+        torch.testing.assert_close(some.mean[index], alone[[3, 1]].mean)
+        torch.testing.assert_close(some.entropy()[index], alone[[3, 1]].entropy())
+
+
+SAMPLES = {
+    "one": 2,
+    "the last": -1,
+    "numpy's": np.int64(3),
+    "of a tensor": torch.tensor(1),
+    "slice": slice(2, 5),
+    "mask": torch.tensor([True, False, True, False, False, True]),
+    "numpy mask": np.array([True, False, True, False, False, True]),
+    "list": [4, 0],
+    "tensor": torch.tensor([1, 1, 5]),
+    "nothing": slice(0, 0),
+}
+
+
+@pytest.mark.parametrize("samples", SAMPLES.values(), ids=SAMPLES)
+@pytest.mark.parametrize("name", covariance.names())
+def test_indexing_selects_samples_and_keeps_the_batch_dimension(name, samples):
+    out = covary.mlp([6, 9, 5, 3], covariance=name).eval()(torch.randn(6, 6))
+    rows = np.arange(6)[samples].reshape(-1)
+    found = out[samples]
+    assert isinstance(found, Moments)
+    assert len(found) == len(rows)
+    assert torch.equal(found.mean, out.mean[rows])
+    torch.testing.assert_close(found.covariance_matrix, out.covariance_matrix[rows])
+    torch.testing.assert_close(found.entropy(), out.entropy()[rows])
+
+
+def test_a_loop_goes_through_batches_of_one():
+    out = covary.mlp([6, 9, 3])(torch.randn(4, 6))
+    assert torch.equal(torch.cat([one.mean for one in out]), out.mean)
+    assert torch.equal(torch.cat([one.variance for one in out]), out.variance)
+
+
+@pytest.mark.parametrize("index", [(0, 1), None, ..., "a", torch.zeros(2, 2, dtype=torch.bool)])
+def test_units_are_not_indexed(index):
+    with pytest.raises(TypeError, match=r"(?s)indexed by samples: .*For units, index \.mean"):
+        event_moments()[index]
+
+
+def test_samples_that_are_not_there_are_refused():
+    for index in (5, -6):
+        with pytest.raises(IndexError, match=f"of 5 samples have no sample {index}"):
+            event_moments()[index]
+
+
+@pytest.mark.parametrize("name", covariance.names())
+def test_moments_are_converted_as_tensors_are(name):
+    net = covary.mlp([6, 9, 5, 3], covariance=name).eval()
+    with covary.supervise_covariance():
+        out = net(torch.randn(4, 6))
+    double = out.double()
+    assert double.mean.dtype == double.covariance_matrix.dtype == torch.float64
+    torch.testing.assert_close(double.float().covariance_matrix, out.covariance_matrix)
+    assert out.covariance_matrix.requires_grad
+    assert not out.detach().covariance_matrix.requires_grad
+    assert not out.detach().mean.requires_grad
+    assert torch.equal(out.cpu().mean, out.mean)
+    assert out.to("meta").mean.is_meta
+
+
+def test_conversion_notices_weights_that_were_changed():
+    net = covary.mlp([6, 9, 5, 3], covariance="tracked").eval()
+    out = net(torch.randn(4, 6))
+    with torch.no_grad():
+        net.linear2.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="weights were changed"):
+        out.double()
+
+
+def test_numpy_is_told_to_take_a_tensor():
+    with pytest.raises(TypeError, match=r"numpy takes a Tensor and got Moments\. Pass"):
+        np.asarray(event_moments())

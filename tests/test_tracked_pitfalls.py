@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import sys
 import warnings
+import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 import covary
 from covary import covariance, linalg, tracking
+from covary.covariance import grams as remembered
 from covary.nn.fidelity import Fidelity, Row, TrackingWarning
 
 unmeasured = pytest.mark.filterwarnings("ignore::covary.nn.fidelity.TrackingWarning")
@@ -397,3 +401,52 @@ def test_copies_of_a_layer_do_not_carry_what_it_remembers(copied, grams):
         assert len(pickle.dumps(net)) < size + 200
         assert torch.equal(copied(net)(x).covariance_matrix, expected)
     assert len(grams) == 2
+
+
+@unmeasured
+def test_what_is_remembered_goes_with_the_weight(grams):
+    net, x = network(exact_width=15), inputs()
+    with torch.no_grad():
+        net(x).entropy()
+    kept = weakref.ref(remembered._grams[net.linear1.weight].half)
+    assert kept() is not None
+    del net, grams[:]
+    gc.collect()
+    assert kept() is None
+
+
+@unmeasured
+def test_single_rows_use_what_is_remembered(grams):
+    net, x = network(), inputs(5)
+    rows = torch.randn(5, 1, 4, dtype=torch.float64)
+    with torch.no_grad():
+        pulled = net(x).cov.quadratic(rows)
+        assert not grams, "too few rows to make up for it"
+        net(inputs(50)).entropy()
+        torch.testing.assert_close(net(x).cov.quadratic(rows), pulled)
+        torch.testing.assert_close(net(x).project(rows).covariance_matrix, pulled)
+    assert len(grams) == 1
+
+
+@unmeasured
+def test_what_inference_mode_leaves_serves_gradients_too():
+    net, x = covary.with_noise(network(), [0.4, 0.0, 0.0]), inputs()
+    with torch.inference_mode():
+        expected = net(x).covariance_matrix
+    out = net(x)
+    torch.testing.assert_close(out.covariance_matrix, expected.clone())
+    out.mean.sum().backward()
+    assert net.linear1.weight.grad.any()
+
+
+@unmeasured
+def test_threads_share_what_is_remembered():
+    net, batches = network(exact_width=15), [inputs() for _ in range(24)]
+
+    def look(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return net(x).covariance_matrix
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(look, batches))
+    torch.testing.assert_close(found, [look(x) for x in batches])

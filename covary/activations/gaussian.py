@@ -71,7 +71,9 @@ def tail(mu: Tensor, sigma: Tensor) -> Tail:
         return Tail(a, density, density * g0, density * g1, density * twice_g2)
     # The differences above lose a^4 / 2 units in the last place: nothing in float64, all of
     # float32. Starting from the ratio g2 / g1 the same relations only add and multiply.
-    twice_ratio = _twice_ratio(a)
+    coefficients = _coefficients(a)
+    above, below = coefficients[: len(_NUMERATOR)], coefficients[len(_NUMERATOR) :]
+    twice_ratio = _horner(above, a) / _horner(below, a)
     slope = a + twice_ratio
     first = density / _plus_product(1.0, a, slope)
     return Tail(a, density, first * slope, first, first * twice_ratio)
@@ -84,26 +86,22 @@ def below(mu: Tensor, beyond: Tail) -> Tensor:
     return (mu.detach().sign().relu() - beyond.mass).abs()
 
 
-def _twice_ratio(a: Tensor) -> Tensor:
-    """second / first, each by Horner's rule."""
-    coefficients = _coefficients(a)
-    above, below = coefficients[: len(_NUMERATOR)], coefficients[len(_NUMERATOR) :]
-    return _horner(above, a) / _horner(below, a)
-
-
 _kept: dict[tuple[torch.dtype, torch.device], tuple[Tensor, ...]] = {}
 
 
 def _coefficients(a: Tensor) -> tuple[Tensor, ...]:
     """The numbers above as tensors of a's type, on its device; made once for each."""
-    key = a.dtype, a.device
-    # Not where tensors stand for others: a compiler's fake ones do not mix with real ones.
-    if torch.compiler.is_compiling() or type(a) is not Tensor:
+    if torch.compiler.is_compiling():
         return torch.tensor(_TWICE_RATIO, dtype=a.dtype, device=a.device).unbind()
-    if key not in _kept:
-        with torch.inference_mode(False):
-            _kept[key] = torch.tensor(_TWICE_RATIO, dtype=a.dtype, device=a.device).unbind()
-    return _kept[key]
+    key = a.dtype, a.device
+    if key in _kept and type(a) is Tensor:
+        return _kept[key]
+    with torch.inference_mode(False):
+        made = torch.tensor(_TWICE_RATIO, dtype=a.dtype, device=a.device).unbind()
+    # Tensors that stand for others, such as those of vmap, are not for later use.
+    if type(made[0]) is Tensor and not is_functorch_wrapped_tensor(made[0]):
+        _kept[key] = made
+    return made
 
 
 def _horner(coefficients: Sequence[Tensor], a: Tensor) -> Tensor:

@@ -28,7 +28,8 @@ def leaky_moments(mu: Tensor, var: Tensor, *, slope: float | Tensor) -> Activati
     beyond = tail(mu, sigma)
     mean = torch.addcmul(F.relu(mu), sigma, beyond.first)
     gain = below(mu, beyond)
-    excess = beyond.second - torch.addcmul(beyond.mass.square(), beyond.first, beyond.first)
+    excess = torch.addcmul(beyond.second, beyond.mass, beyond.mass, value=-1)
+    excess = torch.addcmul(excess, beyond.first, beyond.first, value=-1)
     if isinstance(slope, Tensor) or slope != 0.0:
         mean = slope * mu + (1 - slope) * mean
         gain = slope + (1 - slope) * gain

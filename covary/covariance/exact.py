@@ -90,13 +90,15 @@ class Full(Covariance):
         return Full(matrix, added, gain)
 
     def quadratic(self, rows: Tensor) -> Tensor:
-        diagonal = None if self.added is None else (rows * self.added[..., None, :]) @ rows.mT
+        diagonal = None
+        if self.added is not None:
+            diagonal = linalg.row_products(rows * self.added[..., None, :], rows)
         if self.matrix is None:
             assert diagonal is not None
             return diagonal
         if self.gain is not None:
             rows = rows * self.gain[..., None, :]
-        product = linalg.times_matrices(rows, self.matrix) @ rows.mT
+        product = linalg.row_products(linalg.times_matrices(rows, self.matrix), rows)
         return product if diagonal is None else product + diagonal
 
     def log_determinant(self, rtol: float) -> tuple[Tensor, Tensor]:
@@ -150,7 +152,7 @@ class Diagonal(Covariance):
         return Diagonal(linalg.rows(self.var, samples))
 
     def quadratic(self, rows: Tensor) -> Tensor:
-        return (rows * self.var[..., None, :]) @ rows.mT
+        return linalg.row_products(rows * self.var[..., None, :], rows)
 
     def log_determinant(self, rtol: float) -> tuple[Tensor, Tensor]:
         return linalg.spectrum_log_determinant(self.var, rtol)

@@ -48,8 +48,10 @@ def recall(weight: Tensor, var: Tensor) -> Gram | None:
     if not _can_be_kept(weight):
         return None
     with _lock:
-        gram: Gram | None = _grams.get(weight)  # type: ignore[no-untyped-call]
-    return gram if gram is not None and gram.is_of(weight, var) else None
+        if weight not in _grams:
+            return None
+        gram: Gram = _grams[weight]
+    return gram if gram.is_of(weight, var) else None
 
 
 def form(weight: Tensor, var: Tensor, owner: Tensor | None) -> Tensor:

@@ -223,7 +223,7 @@ class Tracked(Covariance):
     def _passed(self, rows: Tensor, total: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Rows behind the gain, and the total with what the excess adds to it."""
         if self.excess is not None:
-            total = _sum(total, (rows * self.excess[..., None, :]) @ rows.mT)
+            total = _sum(total, linalg.row_products(rows * self.excess[..., None, :], rows))
         if self.gain is not None:
             rows = rows * self.gain[..., None, :]
         return rows, total
@@ -233,7 +233,7 @@ class Tracked(Covariance):
         if not self._is_plain(rows):
             matrix = self._before().quadratic(self._current_weight().unsqueeze(-3)).squeeze(-3)
             passed, total = self._passed(rows, None)
-            return _sum(total, linalg.tall_product(passed, matrix) @ passed.mT)
+            return _sum(total, linalg.row_products(linalg.tall_product(passed, matrix), passed))
         gain = self.estimate.new_ones(1, 1) if self.gain is None else self.gain
         excess = self.estimate.new_zeros(1, 1) if self.excess is None else self.excess
         return linalg.gated_quadratic(rows, self._half_in_common(), gain, excess)
