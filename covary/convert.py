@@ -23,6 +23,7 @@ from covary.settings import values_are_checked, without_autocast
 from covary.sources import NoiseOption, NoisePlan
 from covary.varying import Located, Varying, running
 
+VARIANCES = ("auto", "averaged", "propagated")
 # In training, each step measures variances on so many of its samples, by so many draws of each.
 _STEP_SAMPLES, _STEP_DRAWS, _STEP_MOMENTUM = 8, 4, 0.1
 # A network that was never tracked measures them on the batch itself, by so many draws in all.
@@ -35,6 +36,7 @@ def convert(
     *,
     start: str | None = None,
     batch_dim: int = 0,
+    variances: str = "auto",
 ) -> Converted:
     """The same model with moments: inputs as before, outputs ``covary.Moments``.
 
@@ -49,6 +51,10 @@ def convert(
         start: the path of a module: noise enters at its inputs and behind, and all before it runs
             as it is (the paper's mixed network).
         batch_dim: which dimension of the inputs is the batch. Moments have it in front.
+        variances: how the variance before each nonlinearity is known. ``"averaged"``: as it was
+            measured, on average over inputs, the same for all. ``"propagated"``: estimated for each
+            input on the way, times a measured factor; more accurate, for about one more pass.
+            ``"auto"``: the first, unless ``covary.track`` finds that it makes a difference.
 
     Returns:
         A module. ``covary.track(net, inputs)`` measures the variances that it needs; then
@@ -65,7 +71,7 @@ def convert(
         torch.Size([2, 3, 3])
     """
     _check_model(model)
-    return Converted(model, noise, start=start, batch_dim=batch_dim)
+    return Converted(model, noise, start=start, batch_dim=batch_dim, variances=variances)
 
 
 class Converted(nn.Module):
@@ -76,7 +82,13 @@ class Converted(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, noise: NoiseOption, *, start: str | None, batch_dim: int
+        self,
+        model: nn.Module,
+        noise: NoiseOption,
+        *,
+        start: str | None,
+        batch_dim: int,
+        variances: str,
     ) -> None:
         super().__init__()
         paths = dict(model.named_modules())
@@ -85,11 +97,15 @@ class Converted(nn.Module):
             raise ValueError(
                 f"start names {start!r}, and this model has no such module: {near} ..."
             )
+        if variances not in VARIANCES:
+            raise ValueError(f"variances are one of {', '.join(VARIANCES)}, got {variances!r}.")
         self.noise = NoisePlan(noise, model)
+        self.variances = variances
         self.start = start
         self.batch_dim = batch_dim
         self.model = twin_of(model)
         self.sites = Measurements()
+        self.sites.set_propagates(variances == "propagated")
         self._calls: tuple[Call, ...] = ()
         for path, module in list(self.model.named_modules()):
             module.__dict__["forward"] = Located(module, path)

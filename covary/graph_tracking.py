@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from covary.moments import Moments
 
 # How often each input is drawn, and how many inputs at a time.
 _DRAWS, _AT_ONCE = 8, 32
+# Variances are estimated for each sample if that changes the output's covariance by more than this.
+_NEGLIGIBLE = 0.03
 # Shares of sources are averaged over so many inputs and random rows of the output.
 _SHARE_SAMPLES, _SHARE_ROWS = 32, 8
 
@@ -29,6 +32,8 @@ class Tracking(NamedTuple):
 
     samples: int  # inputs that it was measured on
     shares: dict[str, float]  # of the variance of the output, by where the noise enters
+    propagates: bool  # whether variances are estimated for each sample
+    difference: float  # that it makes to the covariance of the output, relative; NaN if not tried
 
 
 @torch.no_grad()
@@ -46,22 +51,43 @@ def track_converted(
     average = Average()
     for number, chunk in enumerate(steps(chunks, "variances")):
         average.add(net.measure(chunk, draws=_DRAWS, seed=number), counts[number])
+    measured = average.value()
+    ways = {"averaged": [False], "propagated": [True]}.get(net.variances, [False, True])
     was_training = net.training
-    net.sites.replace(average.value())
     net.eval()
     try:
-        shares = _shares(net, chunks[0])
+        found = {}
+        for propagates in steps(ways, "levels"):
+            net.sites.set_propagates(propagates)
+            level = Average()
+            for chunk, count in zip(chunks, counts, strict=True):
+                level.add(net.levels(chunk, measured), count)
+            net.sites.replace(measured | level.value())
+            found[propagates] = net.sites.known(), _shares(net, chunks[0])
+        difference = math.nan
+        propagates = ways[-1]
+        if len(ways) > 1:
+            (_, (_, plain)), (_, (_, fine)) = found[False], found[True]
+            difference = ((plain - fine).norm() / fine.norm()).item() if fine.numel() else 0.0
+            propagates = difference > _NEGLIGIBLE
+        known, (shares, _) = found[propagates]
+        net.sites.set_propagates(propagates)
+        net.sites.replace(known)
+        net.sites.set_shares(shares)
     finally:
         net.train(was_training)
-    net.sites.set_shares(shares)
-    return Tracking(sum(counts), shares)
+    return Tracking(sum(counts), shares, propagates, difference)
 
 
-def _shares(net: Converted, inputs: Inputs) -> dict[str, float]:
-    """Of the sum of all variances of the output, by source, on average over inputs."""
+def _shares(net: Converted, inputs: Inputs) -> tuple[dict[str, float], Tensor]:
+    """Of the sum of all variances of the output, by source, on average over inputs.
+
+    Besides, covariances (N, r, r) of some random rows of the output.
+    """
     args, named = _some(inputs, slice(0, _SHARE_SAMPLES), net.batch_dim)
     generator = torch.Generator().manual_seed(0)
     total: dict[str, float] = {}
+    covariances = []
     outputs = net(*args, **named)
     for out in pytree.tree_leaves(outputs, is_leaf=lambda value: isinstance(value, Moments)):
         if not isinstance(out, Moments):
@@ -71,12 +97,14 @@ def _shares(net: Converted, inputs: Inputs) -> dict[str, float]:
         shape = (_SHARE_ROWS, *out.mean.shape)
         signs = torch.randint(0, 2, shape, generator=generator).to(out.mean) * 2 - 1
         parts = out.cov.tape.variances(out.cov.at, signs)
+        covariances.append(out.cov.tape.quadratic(out.cov.at, signs))
         whole = sum(parts.values())
         for name, part in parts.items():
             share = torch.where(part > 0, part / whole, 0.0)
             total[name] = total.get(name, 0.0) + share.mean().item()
     every = sum(total.values())
-    return {name: share / every for name, share in total.items()} if every else {}
+    shares = {name: share / every for name, share in total.items()} if every else {}
+    return shares, torch.cat(covariances) if covariances else torch.zeros(0)
 
 
 def _chunks(net: Converted, batches: Any, samples: int) -> Iterable[Inputs]:

@@ -15,7 +15,7 @@ from covary.covariance import (
     Covariance,
     Diagonal,
     Full,
-    Samples,
+    Selection,
     Shared,
     Tracked,
     register_value,
@@ -426,7 +426,7 @@ class Doubled(Covariance):
     def scale(self, factor: Tensor) -> Doubled:
         return Doubled(self.full.scale(factor))
 
-    def select(self, samples: Samples) -> Doubled:
+    def select(self, samples: Selection) -> Doubled:
         return Doubled(self.full.select(samples))
 
 

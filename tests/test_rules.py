@@ -220,7 +220,7 @@ CASES = {
     "std": (lambda x: x.std(dim=1, keepdim=True), STEPS),
     "attention": (lambda x: F.scaled_dot_product_attention(x, 2 * x, x.flip(1)), STEPS),
     "causal attention": (
-        lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], is_causal=True),
+        lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True),
         STEPS,
     ),
     "masked attention": (
