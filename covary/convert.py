@@ -21,7 +21,7 @@ from covary.nn.fidelity import TrackingWarning, frames_to_caller
 from covary.passes import Call, DrawPass, MomentPass, Pass
 from covary.settings import values_are_checked, without_autocast
 from covary.sources import NoiseOption, NoisePlan
-from covary.varying import Located, Varying, running
+from covary.varying import CheckedHook, Located, Varying, running
 
 VARIANCES = ("auto", "averaged", "propagated")
 # In training, each step measures variances on so many of its samples, by so many draws of each.
@@ -109,6 +109,8 @@ class Converted(nn.Module):
         self._calls: tuple[Call, ...] = ()
         for path, module in list(self.model.named_modules()):
             module.__dict__["forward"] = Located(module, path)
+            for hooks in (module._forward_hooks, module._forward_pre_hooks):
+                hooks.update({key: CheckedHook(hook, path) for key, hook in hooks.items()})
         self.eval()  # as the model is
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -258,7 +260,7 @@ class Converted(nn.Module):
         return next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
     def _check_inputs(self, inputs: Any) -> None:
-        for value in pytree.tree_leaves(inputs):
+        for value in pytree.tree_leaves(inputs, is_leaf=lambda each: isinstance(each, Moments)):
             if isinstance(value, Moments):
                 raise TypeError("A converted network takes plain tensors and got Moments.")
             if not isinstance(value, Tensor) or not value.is_floating_point():

@@ -195,6 +195,26 @@ class Located:
         return type(self.module).forward(self.module, *args, **kwargs)
 
 
+class CheckedHook:
+    """A hook of a module of a converted model, which must not lose what varies."""
+
+    def __init__(self, hook: Callable[..., Any], path: str) -> None:
+        self.hook = hook
+        self.path = path
+
+    def __call__(self, module: nn.Module, *args: Any) -> Any:
+        """What the hook gives, if it varies as what it replaces did."""
+        found = self.hook(module, *args)
+        if found is not None and varying_in(args[-1:]) and not varying_in([found]):
+            name = getattr(self.hook, "__name__", type(self.hook).__name__)
+            raise ConversionError(
+                f"covary cannot convert hook {name!r} of module {self.path!r}: it replaces a value "
+                "that varies by one that does not. Remove the hook before covary.convert, or let "
+                "it compute its result from what it is given, by torch functions."
+            )
+        return found
+
+
 def in_custom_function() -> bool:
     """Whether a ``torch.autograd.Function`` runs, within the module that runs."""
     frame = sys._getframe(1)

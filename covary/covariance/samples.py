@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -101,9 +102,10 @@ class Samples:
         stride = rows.stride()
         rest = sorted((i for i in range(len(shape)) if i not in axes), key=lambda i: -stride[i + 1])
         flat = rows.permute(*[axis + 1 for axis in axes], 0, *[i + 1 for i in rest])
+        count, units = self.index.numel(), math.prod(shape[i] for i in rest)
         return (
-            flat.reshape(self.index.numel(), len(rows), -1),
-            var.permute(*axes, *rest).reshape(1 if common else self.index.numel(), -1),
+            flat.reshape(count, len(rows), units),
+            var.permute(*axes, *rest).reshape(1 if common else count, units),
         )
 
     @property

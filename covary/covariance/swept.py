@@ -16,7 +16,7 @@ from covary.covariance.sweep import Entry, Pull, Tape
 # Numbers of the largest tensor in a sweep: 128 MB in single precision, of which a few are alive.
 _NUMBERS_AT_A_TIME = 2**25
 # A covariance matrix that takes more memory than this is not computed unasked.
-_MOST_BYTES = 4 * 2**30
+_MOST_BYTES = 2 * 2**30
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -14,12 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from covary.activations import MomentActivation
 from covary.covariance.samples import Samples
 from covary.rules import RULES, Rule
+from covary.settings import without_autocast
 from covary.sources import INPUT, NO_NOISE, Noise, NoisePlan
 from covary.varying import (
     HELP,
@@ -87,7 +89,8 @@ class Pass(ABC):
                 return value
             if not value.is_floating_point():
                 return Varying(value, self, -1, Samples.along(value, self._axis(value)))
-            return self.lift(value, INPUT)
+            # What comes before may run in half precision, moments never do.
+            return self.lift(value if value.dtype == torch.float64 else value.float(), INPUT)
 
         return pytree.tree_map(one, inputs)
 
@@ -97,7 +100,13 @@ class Pass(ABC):
         try:
             if module.path == self._start:
                 args, kwargs = self.lifted((tuple(args), dict(kwargs)))
-            return module.forward(*args, **kwargs)
+            result = module.forward(*args, **kwargs)
+            if any(value.is_stale for value in varying_in([result])):
+                raise self.refusal(
+                    "It gives a value into which another view of the same memory has written.",
+                    "Write the in-place function without its underscore.",
+                )
+            return result
         except Exception as error:
             if module.path and not isinstance(error, ConversionError):
                 _tell_place(error, module.path)
@@ -116,7 +125,9 @@ class Pass(ABC):
         try:
             if rule is None:
                 raise self._no_rule(name_of(function))
-            return self._checked_call(rule, args, kwargs)
+            # Half precision has neither the range nor the digits for variances.
+            with without_autocast(varying_in([*args, *kwargs.values()])[0].numbers.device):
+                return self._checked_call(rule, args, kwargs)
         finally:
             self.function = outer
 
@@ -157,7 +168,13 @@ class Pass(ABC):
                 self._composed.pop()
         varies = [value.node >= 0 for value in values]
         if not any(varies):
-            found = self.function(*plain(list(args)), **plain(dict(kwargs)))
+            try:
+                found = self.function(*plain(list(args)), **plain(dict(kwargs)))
+            except RuntimeError as error:
+                raise self.refusal(
+                    f"Its inputs are whole numbers ({error}).",
+                    "Give real ones (x.float()); only embeddings take whole numbers.",
+                ) from error
             return pytree.tree_map(self._still_whole, found)
         if not all(varies):
             args, kwargs = pytree.tree_map(_unless_constant, (list(args), dict(kwargs)))
@@ -167,8 +184,8 @@ class Pass(ABC):
         """The error that names the module, the function that was called and what to do."""
         path = self._path()
         place = f"module {path!r}" if path else "the model's own forward"
-        name = name_of(self.function)
-        return ConversionError(f"covary cannot convert {name} in {place}: {why} {remedy}")
+        name = "" if self.function is None else f"{name_of(self.function)} in "
+        return ConversionError(f"covary cannot convert {name}{place}: {why} {remedy}")
 
     def named(self) -> str:
         """The name of this call: path of the module, function, and which of several there."""

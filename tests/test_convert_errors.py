@@ -1,0 +1,268 @@
+"""What convert refuses: each time a sentence that names the place and the remedy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import covary
+from covary import ConversionError
+
+
+class Model(nn.Module):
+    """A model whose inner module does something to its input."""
+
+    class Inner(nn.Module):
+        def __init__(self, function):
+            super().__init__()
+            self.function = function
+
+        def forward(self, x):
+            return self.function(x)
+
+    def __init__(self, function):
+        super().__init__()
+        self.enter, self.inner = nn.Linear(4, 4), self.Inner(function)
+
+    def forward(self, x):
+        return self.inner(self.enter(x))
+
+
+def run(function, x=None):
+    model = Model(function).eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    net = covary.convert(model, noise=0.1)
+    try:
+        return net(torch.randn(3, 4) if x is None else x)
+    finally:
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        assert not any("forward" in vars(module) for module in model.modules())
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 3 * grad
+
+
+def written(x):
+    x[:, 0] = 0.0
+    return x
+
+
+def filled(x):
+    out = torch.zeros(3, 4)
+    out[:, :2] = x[:, :2]
+    return out
+
+
+def through_a_view(x):
+    y = x.view(3, 2, 2)
+    y.relu_()
+    return x
+
+
+REFUSED = {
+    "item": (lambda x: x * x.sum(1)[0].item(), "reads the numbers"),
+    "python if": (lambda x: x if x.mean(1)[0] > 0 else -x, None),
+    "float": (lambda x: x * float(x[0, 0]), "reads the numbers"),
+    "numpy": (lambda x: torch.from_numpy(np.tanh(x.numpy())), "reads the numbers"),
+    "numpy function": (lambda x: torch.as_tensor(np.asarray(x)), "reads the numbers"),
+    "tolist": (lambda x: torch.tensor(x.tolist()), "reads the numbers"),
+    "setitem": (written, "writes into a value that varies"),
+    "into a plain tensor": (filled, "writes into a value that varies"),
+    "in place on a plain tensor": (lambda x: torch.zeros(3, 4).add_(x), "into a plain tensor"),
+    "through a view": (through_a_view, "another view of the same memory"),
+    "custom function": (lambda x: Doubled.apply(x), "torch.autograd.Function"),
+    "no rule": (lambda x: torch.fft.rfft(x).real, "There is no rule for it"),
+    "half": (lambda x: x.half(), "float16"),
+    "over the batch": (lambda x: x - x.mean(0), "different samples"),
+    "across the batch": (lambda x: x @ x.T, "different samples"),
+    "softmax over the batch": (lambda x: x.softmax(0), "different samples"),
+    "sum of all": (lambda x: x / x.sum(), "different samples"),
+    "max of all": (lambda x: x - x.max(), "goes over all elements"),
+    "rounding": (lambda x: x.round(), "There is no rule for it"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_moments_is_refused(name):
+    function, why = REFUSED[name]
+    if why is None:  # a choice at the mean is allowed to compare, but not to branch
+        return
+    with pytest.raises(ConversionError) as caught:
+        run(function)
+    message = str(caught.value)
+    assert why in message
+    assert "module 'inner'" in message
+    assert message.endswith(".")
+
+
+def test_custom_functions_are_noticed_without_gradients_too():
+    with torch.no_grad(), pytest.raises(ConversionError, match=r"torch\.autograd\.Function"):
+        run(lambda x: Doubled.apply(x))
+
+
+def test_errors_of_the_model_itself_name_their_module():
+    with pytest.raises(RuntimeError) as caught:
+        run(lambda x: x @ torch.zeros(3, 2))
+    assert any("'inner'" in note for note in caught.value.__notes__)
+
+
+def test_training_mode():
+    with pytest.raises(ValueError, match=r"in training mode. Call model\.eval\(\) first"):
+        covary.convert(nn.Linear(3, 2))
+    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout()).eval()
+    model[1].train()
+    with pytest.raises(ValueError, match="module '1'"):
+        covary.convert(model)
+
+
+def test_several_devices():
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, device="meta")).eval()
+    with pytest.raises(ValueError, match=r"several devices.*model\.to\(device\)"):
+        covary.convert(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype):
+    with pytest.raises(TypeError, match=r"0\.weight is torch.*model\.float\(\)"):
+        covary.convert(nn.Sequential(nn.Linear(3, 2)).to(dtype).eval())
+    net = covary.convert(nn.Linear(3, 2).eval())
+    with pytest.raises(TypeError, match=r"float32 or float64 inputs.*x\.float\(\)"):
+        net(torch.zeros(2, 3, dtype=dtype))
+
+
+def test_whole_numbers():
+    net = covary.convert(nn.Linear(3, 2).eval())
+    with pytest.raises(ConversionError, match=r"whole numbers .*x\.float\(\)"):
+        net(torch.zeros(2, 3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_bad_weights_and_inputs(bad):
+    model = nn.Sequential(nn.Linear(3, 2)).eval()
+    net = covary.convert(model)
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        net(torch.full((2, 3), bad))
+    with torch.no_grad():
+        model[0].weight[0, 0] = bad
+    with pytest.raises(ValueError, match=r"0\.weight has NaN or infinite values"):
+        covary.convert(model)
+
+
+def test_hooks_that_replace_outputs():
+    model = Model(F.relu).eval()
+    model.inner.register_forward_hook(lambda module, args, out: out * 2)  # this varies as well
+    covary.convert(model, noise=0.0)(torch.randn(3, 4))
+
+    def constant(module, args, out):
+        return torch.zeros(3, 4)
+
+    model.inner.register_forward_hook(constant)
+    net = covary.convert(model, noise=0.0)
+    with pytest.raises(ConversionError, match="hook 'constant' of module 'inner'"):
+        net(torch.randn(3, 4))
+
+
+def test_hooks_that_look_are_left_alone():
+    model, seen = Model(F.relu).eval(), []
+    model.inner.register_forward_hook(lambda module, args, out: seen.append(out.shape))
+    covary.convert(model, noise=0.0)(torch.randn(3, 4))
+    assert seen == [(3, 4)]
+
+
+def test_a_model_that_loses_what_varies():
+    net = covary.convert(Model(lambda x: torch.zeros(3, 4)).eval())
+    with pytest.raises(ValueError, match="Nothing that this model gives depends on its inputs"):
+        net(torch.randn(3, 4))
+    unused = nn.Sequential(nn.Linear(4, 4), nn.Identity()).eval()
+    unused.extra = nn.Linear(4, 4).eval()
+
+    class Skips(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.used(x)
+
+    net = covary.convert(Skips().eval(), start="unused")
+    with pytest.raises(ValueError, match="depends on module 'unused'"):
+        net(torch.randn(3, 4))
+
+
+def test_bad_options():
+    model = Model(F.relu).eval()
+    with pytest.raises(ValueError, match="start names 'nowhere'"):
+        covary.convert(model, start="nowhere")
+    with pytest.raises(ValueError, match="no module of that path"):
+        covary.convert(model, noise={"nowhere": 0.1})
+    with pytest.raises(ValueError, match="GELU"):
+        covary.convert(model, noise={nn.GELU: 0.1})
+    with pytest.raises(ValueError, match="standard deviation"):
+        covary.convert(model, noise=-1)
+    with pytest.raises(TypeError, match="a number"):
+        covary.convert(model, noise="0.1")
+    with pytest.raises(ValueError, match="variances are one of"):
+        covary.convert(model, variances="all")
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
+        covary.convert(lambda x: x)
+    with pytest.raises(ValueError, match="has moments already"):
+        covary.convert(covary.mlp([3, 2]).eval())
+    with pytest.raises(ValueError, match="has moments already"):
+        covary.convert(covary.convert(model))
+
+
+def test_compiled_and_scripted_models():
+    model = nn.Sequential(nn.Linear(3, 2)).eval()
+    with pytest.raises(ValueError, match=r"before torch\.compile"):
+        covary.convert(torch.compile(model).eval())
+    with pytest.raises(TypeError, match=r"before torch\.jit"):
+        covary.convert(torch.jit.trace(model, torch.zeros(1, 3)))
+
+
+def test_moments_do_not_go_in():
+    net = covary.convert(nn.Linear(3, 3).eval(), noise=0.1)
+    out = net(torch.zeros(2, 3))
+    with pytest.raises(TypeError, match="plain tensors"):
+        net(out)
+
+
+def test_inputs_of_different_batches():
+    net = covary.convert(Two().eval(), noise=0.1)
+    with pytest.raises(ValueError, match="the same number of samples, got 2 and 3"):
+        net(torch.zeros(2, 4), torch.zeros(3, 4))
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, a, b):
+        return a + b
+
+
+def test_calls_that_tracking_never_saw():
+    class Branch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.linear = nn.ReLU(), nn.Tanh(), nn.Linear(4, 4)
+
+        def forward(self, x):
+            x = self.linear(x)
+            return self.a(x) if len(x) > 5 else self.b(x)
+
+    net = covary.convert(Branch().eval(), noise=0.1)
+    covary.track(net, torch.randn(20, 4))
+    net(torch.randn(8, 4))
+    with pytest.raises(ConversionError, match=r"did not occur .*covary\.track"):
+        net(torch.randn(3, 4))
