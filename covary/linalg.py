@@ -240,6 +240,8 @@ def row_products(left: Tensor, right: Tensor) -> Tensor:
     """(..., r, r) A B^T of rows (..., r, n); single rows without the detour of a matrix product."""
     if left.shape[-2] == 1:
         return (left * right).sum(-1, keepdim=True)
+    if left.dim() == 3 and left.shape == right.shape:
+        return torch.bmm(left, right.mT)  # what the next line comes to, but sooner
     return left @ right.mT
 
 

@@ -163,7 +163,9 @@ def as_covariance(matrix: Tensor, variance: Tensor | None = None) -> Tensor:
 
     By default that is the diagonal itself, without the negative numbers that round-off leaves.
     """
-    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    made = symmetric(matrix)
+    diagonal = made.diagonal(dim1=-2, dim2=-1)
     if variance is None:
-        variance = diagonal.clamp(min=0)
-    return symmetric(matrix) + torch.diag_embed(variance - diagonal)
+        diagonal.clamp_(min=0)
+        return made
+    return made + torch.diag_embed(variance - diagonal)
