@@ -88,6 +88,8 @@ class MomentPass(Pass):
 
     def note(self, kind: str) -> None:
         """Remember how this call is treated, for ``print(net)``."""
+        if self._composed and kind == EXACT:
+            return  # a part of a function that has a line of its own
         self.calls.append(Call(self._label(), kind))
 
     def follow(self, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -222,7 +224,7 @@ class MomentPass(Pass):
         """The variance of each element before its noise, as it was measured on average.
 
         Where it can be estimated for each sample, the estimate, with the factor by which the
-        measured average exceeds the average of estimates (docs/theory.md, eq. 35).
+        measured average exceeds the average of estimates (docs/theory.md, eq. 40).
         """
         measured = self.measured(name, x.numbers, x.samples)
         if x.spread is None or not self.known:
