@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -113,9 +114,15 @@ class Converted(nn.Module):
                 hooks.update({key: CheckedHook(hook, path) for key, hook in hooks.items()})
         self.eval()  # as the model is
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Moments in place of each tensor that the model gives for these inputs."""
+        # A tape is made of Python functions, which a compiler would only take apart. It is asked to
+        # leave this alone if it is there; importing it would take longer than importing torch.
+        compiler = sys.modules.get("torch._dynamo")
+        run = self._forward if compiler is None else compiler.disable(self._forward)
+        return run(*inputs, **named)
+
+    def _forward(self, *inputs: Any, **named: Any) -> Any:
         self._check_inputs((inputs, named))
         known = self._measured((inputs, named))
         run = self.moment_pass(known)
