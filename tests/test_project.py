@@ -33,7 +33,7 @@ FLOORS = [
     {"covariance", "activations"},
     {"moments"},
     {"nn"},
-    {"models", "recording", "sources", "response", "progress", "measuring"},
+    {"models", "recording", "sources", "progress", "measuring"},
     {"varying"},
     {"rules"},
     {"passes"},

@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covary.activations.activation import ActivationMoments, MomentActivation
+from covary.activations.activation import ActivationMoments, LinearResponse, MomentActivation
 from covary.activations.gaussian import below, tail
+
+_SQRT_HALF, _PER_ROOT = math.sqrt(0.5), 1 / math.sqrt(4 * math.pi)
 
 
 def moments(mu: Tensor, var: Tensor) -> ActivationMoments:
@@ -37,6 +39,21 @@ def leaky_moments(mu: Tensor, var: Tensor, *, slope: float | Tensor) -> Activati
     return ActivationMoments(mean, var * torch.addcmul(excess, gain, gain), gain)
 
 
+def _response(mu: Tensor, var: Tensor) -> LinearResponse:
+    """Mean, gain and excess of relu(x); docs/theory.md, eqs. (11) to (13).
+
+    With y = z / sqrt(2) and t = mean / (sqrt(2) sigma): t = y gain + e^{-y^2} / sqrt(4 pi), and
+    excess / var = gain (1 - gain) + 2 t (y - t).
+    """
+    sigma = var.sqrt()
+    y = mu * (_SQRT_HALF / sigma)
+    gain = torch.erf(y).mul_(0.5).add_(0.5)
+    # Beyond 80 the exponential is a subnormal number, on which processors are slow.
+    t = torch.square(y).clamp_(max=80.0).neg_().exp_().mul_(_PER_ROOT).addcmul_(y, gain)
+    excess = torch.addcmul(gain, gain, gain, value=-1.0).addcmul_(t, y.sub_(t), value=2.0)
+    return LinearResponse(t.mul_(sigma / _SQRT_HALF), gain, excess.clamp_(min=0).mul_(var))
+
+
 def _leaky(x: Tensor, *, slope: float | Tensor) -> Tensor:
     if isinstance(slope, Tensor):
         return torch.where(x > 0, x, slope * x)
@@ -60,7 +77,7 @@ def _identity_moments(mu: Tensor, var: Tensor) -> ActivationMoments:
 
 
 IDENTITY = MomentActivation("identity", _identity, torch.ones_like, _identity_moments)
-RELU = MomentActivation("relu", F.relu, _relu_slope, moments)
+RELU = MomentActivation("relu", F.relu, _relu_slope, moments, response=_response)
 
 
 def leaky_relu(slope: float | Tensor = 0.01) -> MomentActivation:

@@ -14,7 +14,6 @@ from covary.covariance.samples import Samples
 from covary.covariance.sweep import Entry, Pull, Tape
 from covary.nn.layers import mean_of_constant_variance
 from covary.passes.base import Call, Pass, is_in_place
-from covary.response import respond
 from covary.rules import EXACT, MATCHED, PRODUCT, Rule, summed_to
 from covary.settings import covariance_grad, covariance_is_supervised
 from covary.sources import INPUT, NoisePlan
@@ -147,7 +146,7 @@ class MomentPass(Pass):
             known = self.variance(name, x)
             var = known + source.sigma**2
             at = mu if covariance_is_supervised() else mu.detach()
-            mean, gain, excess = respond(activation, at, var)
+            mean, gain, excess = activation.respond(at, var)
             own = torch.addcmul(excess, gain, gain, value=source.sigma**2)
             entry = Entry(name, own, x.samples)
         mean = mean_of_constant_variance(mu, var, mean, gain, activation)
@@ -187,7 +186,7 @@ class MomentPass(Pass):
                 apart = apart.detach()
             vx, vy, c = self._pair(name, x, y, apart, samples)
             var = (vx + vy - 2 * c).clamp(min=0)
-            mean, gain, excess = respond(_RELU, apart, var)
+            mean, gain, excess = _RELU.respond(apart, var)
             rest = 1 - gain
             entry = Entry(name, excess, samples)
         moved = mean_of_constant_variance(x.numbers - y.numbers, var, mean, gain, _RELU)
