@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,25 +15,16 @@ from covary import linalg
 from covary.covariance.base import (
     EVERY,
     Covariance,
-    Response,
     Selection,
     as_covariance,
     register_value,
 )
 from covary.covariance.exact import Full
 from covary.covariance.grams import form, recall, version_of
-from covary.settings import covariance_is_supervised, without_autocast
+from covary.settings import without_autocast
 
 # A layer of more units has its variances swept in blocks, without the covariances in between.
 _FEW_UNITS = 64
-
-
-class _Responded(NamedTuple):
-    """What an activation made of its units, each (B, n)."""
-
-    mean: Tensor
-    variance: Tensor
-    gain: Tensor
 
 
 class Probe(NamedTuple):
@@ -148,23 +138,9 @@ class Tracked(Covariance):
         before = self.estimate.new_zeros(1, 1) if self.excess is None else self.excess
         return self._with(excess=before + var, estimate=self.estimate + var)
 
-    def activate(
-        self, activation: Callable[[Tensor, Tensor], Response], mean: Tensor
-    ) -> tuple[Response, Tracked]:
-        respond = getattr(activation, "respond", None)
-        if respond is None or covariance_is_supervised():
-            response = activation(mean, self.estimate)
-            return response, self.gate(response.gain, response.variance)
-        mean, gain, excess = respond(mean, self.estimate)
-        variance = torch.addcmul(excess, gain * self.estimate, gain)
-        return _Responded(mean, variance, gain), self._gated(gain, excess, variance)
-
     def gate(self, gain: Tensor, variance: Tensor) -> Tracked:
         # Never negative but for round-off: eq. (7).
         excess = torch.addcmul(variance, gain * self.estimate, gain, value=-1).clamp(min=0)
-        return self._gated(gain, excess, variance)
-
-    def _gated(self, gain: Tensor, excess: Tensor, variance: Tensor) -> Tracked:
         if self.excess is not None:
             excess = torch.addcmul(excess, gain * self.excess, gain)
         gain = gain if self.gain is None else self.gain * gain
