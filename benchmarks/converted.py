@@ -40,9 +40,9 @@ MOST_MEMORY_MB = {"10 outputs, covariance": 3000, "1,000 outputs, five best": 40
                   "1,000 outputs, variances": 4000}  # fmt: skip
 NOISE, LOUD = 0.05, 0.2
 WAYS = ("averaged", "propagated")
-BATCH, ROUNDS, THREADS = 128, 25, (1, 2)
+BATCH, ROUNDS, THREADS = 128, 15, (1, 2)
 TRACKED_ON, IMAGES, DRAWS = 256, 250, 2000
-VERIFIED_ON, VERIFYING_DRAWS = 16, 20_000
+VERIFIED_ON, VERIFYING_DRAWS = 16, 10_000
 SHOWN = 60  # images of each set in the picture
 FIGURES = results.ROOT / "docs" / "figures"
 RESNET_BATCH, RESNET_VARIANCE_BATCH, BEST = 32, 4, 5
@@ -201,9 +201,7 @@ def network() -> dict[str, Any]:
         print(noise, row, flush=True)
     measured["test accuracy"] = {
         "plain": residual_cnn.accuracy(model, fashion.x_test, fashion.y_test),
-        "mean of the converted": residual_cnn.accuracy(
-            Means(auto), fashion.x_test, fashion.y_test
-        ),
+        "mean of the converted": residual_cnn.accuracy(Means(auto), fashion.x_test, fashion.y_test),
     }
     measured["sampling"] = sampling(measured)
     return measured
@@ -242,9 +240,15 @@ def draw_variances(found: dict[str, Any]) -> None:
         axes.plot(ends, ends, color=drawing.INK, linewidth=0.9, label="equal")
         for part, (analytic, sampled) in found.items():
             axes.plot(
-                sampled[:SHOWN].ravel(), analytic[:SHOWN].ravel(), markers[part], label=labels[part],
-                color=colours[part], markersize=3, markeredgewidth=0, alpha=0.6,
-            )  # fmt: skip
+                sampled[:SHOWN].ravel(),
+                analytic[:SHOWN].ravel(),
+                markers[part],
+                label=labels[part],
+                color=colours[part],
+                markersize=3,
+                markeredgewidth=0,
+                alpha=0.6,
+            )
         axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
         axes.set_xlabel(f"variance of {DRAWS:,} draws")
         axes.set_ylabel("variance by moments")

@@ -12,7 +12,9 @@ from covary import activations
 from covary.activations import MomentActivation
 
 _RELU = activations.get("relu")
-_SQRT_HALF, _PER_ROOT = math.sqrt(0.5), 1 / math.sqrt(4 * math.pi)
+_PER_ROOT = 1 / math.sqrt(4 * math.pi)
+# A variance above this has a square root and an inverse that single precision can hold.
+_TINY = 1e-30
 
 
 class Response(NamedTuple):
@@ -23,9 +25,12 @@ class Response(NamedTuple):
     excess: Tensor  # variance - gain^2 var: of what is left over; docs/theory.md, eq. (7)
 
 
-def respond(activation: MomentActivation, mu: Tensor, var: Tensor) -> Response:
-    """The response for means (B, ...) and variances (1 | B, ...), var >= 0."""
-    if activation is _RELU and not torch.is_grad_enabled() and bool(var.min() > 1e-30):
+def respond(
+    activation: MomentActivation, mu: Tensor, var: Tensor, *, least: float = 0.0
+) -> Response:
+    """The response for means (B, ...) and variances (1 | B, ...), var >= least >= 0."""
+    is_relu = activation is _RELU and not torch.is_grad_enabled()
+    if is_relu and (least > _TINY or bool(var.min() > _TINY)):
         return _relu(mu, var)
     out = activation(mu, var)
     excess = (out.variance - out.gain * var * out.gain).clamp(min=0)
@@ -39,10 +44,10 @@ def _relu(mu: Tensor, var: Tensor) -> Response:
     excess / var = gain (1 - gain) + 2 t (y - t). The moment activation itself keeps relative digits
     of means and variances far below threshold, which no sum over units ever sees.
     """
-    sigma = var.sqrt()
-    y = mu * (_SQRT_HALF / sigma)
+    per_sigma = torch.mul(var, 2.0).rsqrt_()  # 1 / (sqrt(2) sigma)
+    y = mu * per_sigma
     gain = torch.erf(y).mul_(0.5).add_(0.5)
     # Beyond 80 the exponential is a subnormal number, on which processors are slow.
     t = torch.square(y).clamp_(max=80.0).neg_().exp_().mul_(_PER_ROOT).addcmul_(y, gain)
     excess = torch.addcmul(gain, gain, gain, value=-1.0).addcmul_(t, y.sub_(t), value=2.0)
-    return Response(t.mul_(sigma / _SQRT_HALF), gain, excess.clamp_(min=0).mul_(var))
+    return Response(t.div_(per_sigma), gain, excess.clamp_(min=0).mul_(var))
