@@ -189,7 +189,10 @@ def network() -> dict[str, Any]:
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
         inputs[foreign] = residual_cnn.inputs(images[order[:IMAGES]])
     measured["rank of entropy"], variances = fidelity(nets, inputs)
-    draw_variances({part: variances[chosen, part] for part in ("test", "notmnist")})
+    measured["variances of outputs"] = {
+        part: dict(zip(("analytic", "sampled"), map(shown, variances[chosen, part]), strict=True))
+        for part in ("test", "notmnist")
+    }
     measured["errors"] = {}
     for noise in (NOISE, LOUD):
         row = {}
@@ -228,33 +231,41 @@ def sampling(measured: dict[str, Any]) -> dict[str, float]:
     return {"error of the variance": error, "passes": passes, "times as many": passes / times}
 
 
-def draw_variances(found: dict[str, Any]) -> None:
-    """A picture of analytic variances of outputs against sampled ones."""
-    with drawing.house_style():
-        figure, (axes,) = drawing.canvas(4.2)
-        labels = {"test": "test images", "notmnist": "notMNIST"}
-        colours = {"test": drawing.BLUE, "notmnist": drawing.ORANGE}
-        markers = {"test": "o", "notmnist": "^"}
-        every = np.concatenate([part[:SHOWN].ravel() for pair in found.values() for part in pair])
-        ends = [every.min() / 1.5, every.max() * 1.5]
-        axes.plot(ends, ends, color=drawing.INK, linewidth=0.9, label="equal")
-        for part, (analytic, sampled) in found.items():
-            axes.plot(
-                sampled[:SHOWN].ravel(),
-                analytic[:SHOWN].ravel(),
-                markers[part],
-                label=labels[part],
-                color=colours[part],
-                markersize=3,
-                markeredgewidth=0,
-                alpha=0.6,
-            )
-        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
-        axes.set_xlabel(f"variance of {DRAWS:,} draws")
-        axes.set_ylabel("variance by moments")
-        drawing.head(axes, "Each output's variance, residual network", columns=3)
-        drawing.lay_out(figure)
-        drawing.save(drawing.Drawing("converted-variances", "", "", figure), FIGURES, svg=False)
+@drawing.styled
+def picture(found: dict[str, dict[str, list[float]]]) -> drawing.Drawing:
+    """Analytic variances of outputs against sampled ones."""
+    figure, (axes,) = drawing.canvas(4.6)
+    looks = {
+        "test": ("test images", drawing.BLUE, "o"),
+        "notmnist": ("notMNIST", drawing.ORANGE, "^"),
+    }
+    every = np.concatenate([values for part in found.values() for values in part.values()])
+    ends = [every.min() / 1.3, every.max() * 1.3]
+    axes.plot(ends, ends, color=drawing.INK, linewidth=0.9, label="equal")
+    for part, values in found.items():
+        label, colour, marker = looks[part]
+        axes.plot(
+            values["sampled"],
+            values["analytic"],
+            marker,
+            label=label,
+            color=colour,
+            markersize=3,
+            markeredgewidth=0,
+            alpha=0.6,
+        )
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel(f"variance of {DRAWS:,} draws")
+    axes.set_ylabel("variance by moments")
+    drawing.head(axes, "Variance of each output", columns=3)
+    return drawing.Drawing("converted-variances", "", "", figure)
+
+
+def shown(values: np.ndarray[Any, Any]) -> list[float]:
+    """The numbers of some images, with as many digits as one sees."""
+    return [float(f"{value:.4g}") for value in values[:SHOWN].ravel()]
 
 
 def resnet(what: str) -> dict[str, Any]:
@@ -325,6 +336,7 @@ def main() -> None:
     measured["memory"] = {what: in_fresh_process(what) for what in MOST_MEMORY_MB}
     path = results.save("converted", "make bench", 0, measured)
     print(f"saved {path.relative_to(results.ROOT)}")
+    drawing.save(picture(measured["variances of outputs"]), FIGURES, svg=False)
     tables.main()
     if broken := broken_promises(measured):
         sys.exit("Not as promised: " + "; ".join(broken))
