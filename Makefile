@@ -73,6 +73,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.training
 	$(BIN)/python -m benchmarks.replicas
 	$(BIN)/python -m benchmarks.tracked
+	$(BIN)/python -m benchmarks.converted
 	$(BIN)/python -m benchmarks.tracking_probe
 	$(BIN)/python -m benchmarks.sampling_cost
 	$(BIN)/python -m benchmarks.lif

@@ -102,3 +102,60 @@ def lif() -> str:
             for threads, row in found.items()
         ],
     )
+
+
+def converted_speed() -> str:
+    found = load("converted")
+    columns = [
+        (threads, way) for threads in found["over plain"] for way in ("averaged", "propagated")
+    ]
+    names = {way: f"{way} (chosen)" if way == found["chosen"] else way for _, way in columns}
+    first = found["over plain"]["1 thread"][found["chosen"]]
+    return markdown(
+        [
+            "a batch of 128, passes of the plain network",
+            *(f"{names[way]}, {threads}" for threads, way in columns),
+        ],
+        [
+            [row, *(f"{found['over plain'][threads][way][row]:.1f}" for threads, way in columns)]
+            for row in first
+        ],
+    )
+
+
+def converted_fidelity() -> str:
+    found = load("converted")
+    ranks, errors = found["rank of entropy"], found["errors"]
+    parts = {"test": "test", "mnist": "MNIST", "notmnist": "notMNIST"}
+    return markdown(
+        [
+            "variances",
+            *(f"rank of entropy, {name}" for name in parts.values()),
+            *(f"error of the {what}, noise {noise}" for noise in errors for what in _MOMENTS),
+        ],
+        [
+            [
+                f"{way} (chosen)" if way == found["chosen"] else way,
+                *(f"{ranks[way][part]:.4f}" for part in parts),
+                *(
+                    _error(row[way][what]) if way in row else ""
+                    for row in errors.values()
+                    for what in _MOMENTS
+                ),
+            ]
+            for way in ranks
+        ],
+    )
+
+
+_MOMENTS = ("mean", "variance", "covariance")
+
+
+def converted_memory() -> str:
+    return markdown(
+        ["ResNet-18, 32 x 32 images", "batch", "peak memory", "seconds"],
+        [
+            [what, str(row["batch"]), f"{row['MB']:,} MB", f"{row['seconds']:.0f}"]
+            for what, row in load("converted")["memory"].items()
+        ],
+    )

@@ -124,7 +124,10 @@ class Varying(Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        return varying_in([*args, *kwargs.values()])[0].run.call(function, args, kwargs)
+        first = args[0] if args else None
+        if not isinstance(first, Varying):
+            first = varying_in([*args, *kwargs.values()])[0]
+        return first.run.call(function, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -137,13 +140,16 @@ class Varying(Tensor):
         )
 
 
+_SEQUENCES = (list, tuple)  # made once: this is asked some thousand times in a pass
+
+
 def varying_in(values: Sequence[Any]) -> list[Varying]:
     """The values that vary among these and in the lists, tuples and dicts among them, in order."""
     found: list[Varying] = []
     for value in values:
         if isinstance(value, Varying):
             found.append(value)
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, _SEQUENCES):
             found += varying_in(value)
         elif isinstance(value, dict):
             found += varying_in(list(value.values()))
@@ -156,7 +162,7 @@ def plain(value: Any) -> Any:
         return value.numbers
     if isinstance(value, dict):
         return {key: plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+    if isinstance(value, _SEQUENCES) and not isinstance(value, torch.Size):
         inside = [plain(each) for each in value]
         return type(value)(*inside) if hasattr(value, "_fields") else type(value)(inside)
     return value

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import (
+    converted,
     lif,
     parity,
     replicas,
@@ -124,6 +125,7 @@ def test_stored_measurements_keep_the_promises():
     assert summary.broken_promises(results.load("bench")) == []
     assert training.broken_promises(results.load("training")) == []
     assert tracked.broken_promises(results.load("tracked")) == []
+    assert converted.broken_promises(results.load("converted")) == []
     assert parity.broken_promises(results.load("parity")) == []
     assert sampling_cost.broken_promises(results.load("sampling_cost")) == []
     assert uncertainty.broken_promises(results.load("uncertainty")) == []

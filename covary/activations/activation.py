@@ -14,6 +14,8 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from covary.activations.neuron import LIF
 
 Function = Callable[[Tensor], Tensor]
+# Variances above this can be divided by.
+_TINY = 1e-30
 
 
 class ActivationMoments(NamedTuple):
@@ -76,10 +78,11 @@ class MomentActivation:
             torch.where(noisy, gain, self.slope(mu)),
         )
 
-    def respond(self, mu: Tensor, var: Tensor) -> LinearResponse:
-        """Mean, gain and excess of h(x) for x ~ N(mu, var), var >= 0."""
-        if self.response is not None and not torch.is_grad_enabled() and _all_above(1e-30, var):
-            return self.response(mu, var)
+    def respond(self, mu: Tensor, var: Tensor, *, least: float = 0.0) -> LinearResponse:
+        """Mean, gain and excess of h(x) for x ~ N(mu, var), var >= least >= 0."""
+        if self.response is not None and not torch.is_grad_enabled():
+            if least > _TINY or _all_above(_TINY, var):
+                return self.response(mu, var)
         mean, variance, gain = self(mu, var)
         # Never negative but for round-off.
         excess = torch.addcmul(variance, gain * var, gain, value=-1).clamp(min=0)

@@ -126,13 +126,15 @@ class Pass(ABC):
             if rule is None:
                 raise self._no_rule(name_of(function))
             # Half precision has neither the range nor the digits for variances.
-            with without_autocast(varying_in([*args, *kwargs.values()])[0].numbers.device):
-                return self._checked_call(rule, args, kwargs)
+            values = varying_in([*args, *kwargs.values()])
+            with without_autocast(values[0].numbers.device):
+                return self._checked_call(rule, args, kwargs, values)
         finally:
             self.function = outer
 
-    def _checked_call(self, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        values = varying_in([*args, *kwargs.values()])
+    def _checked_call(
+        self, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[Varying]
+    ) -> Any:
         if any(value.is_stale for value in values):
             raise self.refusal(
                 "It takes a value into which another view of the same memory has written since.",

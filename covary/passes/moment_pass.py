@@ -146,7 +146,7 @@ class MomentPass(Pass):
             known = self.variance(name, x)
             var = known + source.sigma**2
             at = mu if covariance_is_supervised() else mu.detach()
-            mean, gain, excess = activation.respond(at, var)
+            mean, gain, excess = activation.respond(at, var, least=source.sigma**2)
             own = torch.addcmul(excess, gain, gain, value=source.sigma**2)
             entry = Entry(name, own, x.samples)
         mean = mean_of_constant_variance(mu, var, mean, gain, activation)

@@ -94,9 +94,10 @@ def _sum(x: Any, y: Any, a: float, b: float) -> Varying:
     written: Varying = run.write(EXACT, mean, varying, pull, samples)
 
     def spread(*parts: Tensor) -> Tensor:
-        total = sum(part * f**2 for part, (_, f) in zip(parts, values, strict=True))
-        assert isinstance(total, Tensor)
-        return total
+        first, *others = [
+            part if abs(f) == 1 else part * f**2 for part, (_, f) in zip(parts, values, strict=True)
+        ]
+        return first + others[0] if others else first
 
     return estimated(written, varying, spread)
 
