@@ -41,18 +41,40 @@ _BLOCK = 16384
 
 
 def in_blocks(
-    moments: Callable[[Tensor, Tensor], ActivationMoments], mu: Tensor, var: Tensor
+    moments: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]],
+    mu: Tensor,
+    var: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> ActivationMoments:
-    """``moments(mu, var)`` in the widest type there is, and on a CPU some samples at a time."""
-    fine = mu.dtype if mu.device.type == "mps" else torch.float64
-    many = mu.numel() > _BLOCK and mu.device.type == "cpu" and not torch.compiler.is_compiling()
-    rows = max(1, _BLOCK * len(mu) // mu.numel()) if many else max(1, mu.numel())
-    blocks = torch.split(mu, rows) if mu.dim() else [mu]
-    noises = torch.split(var, rows) if len(blocks) > 1 and len(var) > 1 else [var] * len(blocks)
-    found = [moments(m.to(fine), v.to(fine)) for m, v in zip(blocks, noises, strict=True)]
-    if len(found) == 1:
-        return ActivationMoments(*(value.to(mu.dtype) for value in found[0]))
-    return ActivationMoments(*(torch.cat(parts).to(mu.dtype) for parts in zip(*found, strict=True)))
+    """``moments(mu, var)`` in this type, else the widest there is; on a CPU a block at a time.
+
+    A block is some samples, or, where one sample is larger than a block, a part of one.
+    """
+    if dtype is None:
+        dtype = mu.dtype if mu.device.type == "mps" else torch.float64
+    if mu.numel() <= _BLOCK or mu.device.type != "cpu" or torch.compiler.is_compiling():
+        found = moments(mu.to(dtype), var.to(dtype))
+        return ActivationMoments(*(value.to(mu.dtype) for value in found))
+    # Samples (B, n) in the order in which they lie in memory: channels may be last there.
+    order = [0, *sorted(range(1, mu.dim()), key=lambda dim: -mu.stride(dim))]
+    means = mu.permute(order)
+    shape, means = means.shape, means.reshape(len(means), -1)
+    noises = var.expand(len(var), *mu.shape[1:]).permute(order).reshape(len(var), -1)
+    rows = max(1, _BLOCK // means.shape[1])
+    columns = max(1, _BLOCK // rows)
+    by_rows = []
+    for low in range(0, len(means), rows):
+        near = noises if len(noises) == 1 else noises[low : low + rows]
+        blocks = zip(
+            means[low : low + rows].split(columns, 1), near.split(columns, 1), strict=True
+        )
+        parts = [moments(m.to(dtype), v.to(dtype)) for m, v in blocks]
+        by_rows.append([torch.cat(some, 1).to(mu.dtype) for some in zip(*parts, strict=True)])
+    back = sorted(range(mu.dim()), key=lambda dim: order[dim])
+    return ActivationMoments(
+        *(torch.cat(some).view(shape).permute(back) for some in zip(*by_rows, strict=True))
+    )
 
 
 def _block(mu: Tensor, var: Tensor, *, function: Function, pieces: Pieces) -> ActivationMoments:
@@ -169,6 +191,16 @@ def _made(
     return MomentActivation(
         name, function, slope, partial(_moments, function=function, pieces=shape)
     )
+
+
+def bounds_of(activation: MomentActivation) -> tuple[float, float] | None:
+    """The bounds of a hardtanh or ReLU6; None for any other activation."""
+    pieces = getattr(activation.moments, "keywords", {}).get("pieces")
+    if pieces is None or len(pieces.edges) != 2:
+        return None
+    low, high = pieces.edges
+    is_clamp = pieces.polynomials == ((low,), (0.0, 1.0), (high,))
+    return (low, high) if is_clamp else None
 
 
 def _value(polynomial: Sequence[float], x: float) -> float:
