@@ -160,7 +160,12 @@ class Converted(nn.Module):
                     outputs = self.model(*inputs, **named)
         finally:
             running.reset(before)
-        return self._finished(run, outputs)
+        outputs = self._finished(run, outputs)
+        if isinstance(run, MomentPass):
+            # Values know their pass: if it knew the tape, where they are, nothing would be freed
+            # before Python looks for cycles.
+            run.tape = None
+        return outputs
 
     def _finished(self, run: Pass, outputs: Any) -> Any:
         found = [value for value in pytree.tree_leaves(outputs) if isinstance(value, Varying)]

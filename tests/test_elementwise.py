@@ -206,6 +206,27 @@ def test_any_rank_and_a_variance_for_all_samples(name, rows):
         torch.testing.assert_close(value[0, 0, 0, 0], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bounds", [(0.0, 6.0), (-1.0, 1.0), (0.0, 0.01)])
+@pytest.mark.parametrize("rows", [1, 3])
+@torch.no_grad()
+def test_the_quick_response_of_a_clamp_is_its_moments(bounds, rows, dtype):
+    """Images whose channels are last in memory, of which one is larger than a block."""
+    torch.manual_seed(0)
+    activation = activations.hardtanh(*bounds)
+    mu = 5 * torch.randn(3, 20, 40, 41, dtype=dtype)
+    mu = mu.to(memory_format=torch.channels_last)
+    var = 1e-6 + 30 * torch.rand(rows, 20, 40, 41, dtype=dtype) ** 6
+    mean, gain, excess = activation.respond(mu, var)
+    exact = activation(mu.double(), var.double())
+    sigma, limit = var.double().sqrt(), 100 * torch.finfo(dtype).eps
+    assert ((mean - exact.mean).abs() / torch.maximum(sigma, mu.abs())).max() < limit
+    assert (gain - exact.gain).abs().max() < limit
+    expected = exact.variance - exact.gain**2 * var.double()
+    assert ((excess - expected).abs() / var).max() < limit
+    assert mean.is_contiguous(memory_format=torch.channels_last)
+
+
 @pytest.mark.parametrize("name", ["relu6", "hardswish", "elu", "softsign", "mish", "sqrt"])
 def test_vmap(name):
     mu, var = torch.rand(3, 5, 4) + 0.5, torch.rand(3, 1, 4) + 0.01

@@ -80,9 +80,9 @@ class MomentActivation:
 
     def respond(self, mu: Tensor, var: Tensor, *, least: float = 0.0) -> LinearResponse:
         """Mean, gain and excess of h(x) for x ~ N(mu, var), var >= least >= 0."""
-        if self.response is not None and not torch.is_grad_enabled():
-            if least > _TINY or _all_above(_TINY, var):
-                return self.response(mu, var)
+        is_noisy = least > _TINY or _all_above(_TINY, var)
+        if self.response is not None and is_noisy and not torch.is_grad_enabled():
+            return self.response(mu, var)
         mean, variance, gain = self(mu, var)
         # Never negative but for round-off.
         excess = torch.addcmul(variance, gain * var, gain, value=-1).clamp(min=0)

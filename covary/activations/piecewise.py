@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -19,7 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covary.activations.activation import ActivationMoments, Function, MomentActivation
+from covary.activations.activation import (
+    ActivationMoments,
+    Function,
+    LinearResponse,
+    MomentActivation,
+)
 
 
 @dataclass(frozen=True)
@@ -36,23 +41,44 @@ def _moments(mu: Tensor, var: Tensor, *, function: Function, pieces: Pieces) -> 
     return in_blocks(partial(_block, function=function, pieces=pieces), mu, var)
 
 
+_PER_ROOT = 1 / math.sqrt(4 * math.pi)
 # Elements of a block, whose intermediate results stay in a processor's cache.
 _BLOCK = 16384
 
 
 def in_blocks(
-    moments: Callable[[Tensor, Tensor], ActivationMoments], mu: Tensor, var: Tensor
+    moments: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]],
+    mu: Tensor,
+    var: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> ActivationMoments:
-    """``moments(mu, var)`` in the widest type there is, and on a CPU some samples at a time."""
-    fine = mu.dtype if mu.device.type == "mps" else torch.float64
-    many = mu.numel() > _BLOCK and mu.device.type == "cpu" and not torch.compiler.is_compiling()
-    rows = max(1, _BLOCK * len(mu) // mu.numel()) if many else max(1, mu.numel())
-    blocks = torch.split(mu, rows) if mu.dim() else [mu]
-    noises = torch.split(var, rows) if len(blocks) > 1 and len(var) > 1 else [var] * len(blocks)
-    found = [moments(m.to(fine), v.to(fine)) for m, v in zip(blocks, noises, strict=True)]
-    if len(found) == 1:
-        return ActivationMoments(*(value.to(mu.dtype) for value in found[0]))
-    return ActivationMoments(*(torch.cat(parts).to(mu.dtype) for parts in zip(*found, strict=True)))
+    """``moments(mu, var)`` in this type, else the widest there is; on a CPU a block at a time.
+
+    A block is some samples, or, where one sample is larger than a block, a part of one.
+    """
+    if dtype is None:
+        dtype = mu.dtype if mu.device.type == "mps" else torch.float64
+    if mu.numel() <= _BLOCK or mu.device.type != "cpu" or torch.compiler.is_compiling():
+        found = moments(mu.to(dtype), var.to(dtype))
+        return ActivationMoments(*(value.to(mu.dtype) for value in found))
+    # Samples (B, n) in the order in which they lie in memory: channels may be last there.
+    order = [0, *sorted(range(1, mu.dim()), key=lambda dim: -mu.stride(dim))]
+    means = mu.permute(order)
+    shape, means = means.shape, means.reshape(len(means), -1)
+    noises = var.expand(len(var), *mu.shape[1:]).permute(order).reshape(len(var), -1)
+    rows = max(1, _BLOCK // means.shape[1])
+    columns = max(1, _BLOCK // rows)
+    by_rows = []
+    for low in range(0, len(means), rows):
+        near = noises if len(noises) == 1 else noises[low : low + rows]
+        blocks = zip(means[low : low + rows].split(columns, 1), near.split(columns, 1), strict=True)
+        parts = [moments(m.to(dtype), v.to(dtype)) for m, v in blocks]
+        by_rows.append([torch.cat(some, 1).to(mu.dtype) for some in zip(*parts, strict=True)])
+    back = sorted(range(mu.dim()), key=lambda dim: order[dim])
+    return ActivationMoments(
+        *(torch.cat(some).view(shape).permute(back) for some in zip(*by_rows, strict=True))
+    )
 
 
 def _block(mu: Tensor, var: Tensor, *, function: Function, pieces: Pieces) -> ActivationMoments:
@@ -171,6 +197,39 @@ def _made(
     )
 
 
+def _clamped(activation: MomentActivation, low: float, high: float) -> MomentActivation:
+    """The same activation, of x between two bounds, with its linear response in fewer passes."""
+    return replace(activation, response=partial(_response, low=low, high=high))
+
+
+def _response(mu: Tensor, var: Tensor, *, low: float, high: float) -> LinearResponse:
+    found = in_blocks(partial(_block_response, low=low, high=high), mu, var, dtype=mu.dtype)
+    return LinearResponse(*found)
+
+
+def _block_response(mu: Tensor, var: Tensor, *, low: float, high: float) -> LinearResponse:
+    """Mean, gain and excess of x between two bounds.
+
+    It is x + u - w with u = (low - x)+ and w = (x - high)+, of which at most one is not 0, so that
+    Cov(u, w) = -E[u] E[w]: excess = excess of u + excess of w + 2 (E[u] E[w] - var P(u) P(w)),
+    where P(u) is the probability that u > 0, and minus its gain. Those of u and w are a ReLU's.
+    """
+    scale = torch.mul(var, 2.0).rsqrt_()  # 1 / (sqrt(2) sigma)
+    below, above = (low - mu) * scale, (mu - high) * scale
+    p_below, p_above = (torch.erf(y).mul_(0.5).add_(0.5) for y in (below, above))
+    u, w = (
+        torch.square(y).clamp_(max=80.0).neg_().exp_().mul_(_PER_ROOT).addcmul_(y, p)
+        for y, p in ((below, p_below), (above, p_above))
+    )
+    outside = p_below + p_above
+    # p (1 - p) of both and -2 p p' are outside (1 - outside); 2 t (y - t) of both and 4 t t'.
+    excess = torch.addcmul(outside, outside, outside, value=-1.0)
+    excess.addcmul_(u, below.sub_(u), value=2.0).addcmul_(w, above.sub_(w), value=2.0)
+    excess.addcmul_(u, w, value=4.0).clamp_(min=0).mul_(var)
+    mean = torch.addcdiv(mu, u.sub_(w), scale)
+    return LinearResponse(mean, outside.neg_().add_(1.0), excess)
+
+
 def _value(polynomial: Sequence[float], x: float) -> float:
     return sum(c * x**k for k, c in enumerate(polynomial))
 
@@ -199,7 +258,7 @@ def hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> MomentActivation:
             f"hardtanh needs finite bounds min_val < max_val, got {min_val} and {max_val}."
         )
     name = "hardtanh" if (min_val, max_val) == (-1, 1) else f"hardtanh({min_val:g}, {max_val:g})"
-    return _made(
+    made = _made(
         name,
         partial(F.hardtanh, min_val=min_val, max_val=max_val),
         partial(_inside, low=min_val, high=max_val),
@@ -208,6 +267,7 @@ def hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> MomentActivation:
         (0.0, 1.0),
         (max_val,),
     )
+    return _clamped(made, min_val, max_val)
 
 
 @lru_cache
@@ -268,14 +328,18 @@ def _hardswish_slope(x: Tensor) -> Tensor:
     return torch.where(x <= -3, 0.0, middle)
 
 
-RELU6 = _made(
-    "relu6",
-    F.relu6,
-    partial(_inside, low=0.0, high=6.0),
-    (0.0, 6.0),
-    (0.0,),
-    (0.0, 1.0),
-    (6.0,),
+RELU6 = _clamped(
+    _made(
+        "relu6",
+        F.relu6,
+        partial(_inside, low=0.0, high=6.0),
+        (0.0, 6.0),
+        (0.0,),
+        (0.0, 1.0),
+        (6.0,),
+    ),
+    0.0,
+    6.0,
 )
 HARDSIGMOID = _made(
     "hardsigmoid", F.hardsigmoid, _hardsigmoid_slope, (-3.0, 3.0), (0.0,), (0.5, 1 / 6), (1.0,)
