@@ -66,9 +66,7 @@ def in_blocks(
     by_rows = []
     for low in range(0, len(means), rows):
         near = noises if len(noises) == 1 else noises[low : low + rows]
-        blocks = zip(
-            means[low : low + rows].split(columns, 1), near.split(columns, 1), strict=True
-        )
+        blocks = zip(means[low : low + rows].split(columns, 1), near.split(columns, 1), strict=True)
         parts = [moments(m.to(dtype), v.to(dtype)) for m, v in blocks]
         by_rows.append([torch.cat(some, 1).to(mu.dtype) for some in zip(*parts, strict=True)])
     back = sorted(range(mu.dim()), key=lambda dim: order[dim])
