@@ -159,3 +159,96 @@ def converted_memory() -> str:
             for what, row in load("converted")["memory"].items()
         ],
     )
+
+
+def pretrained_cost() -> str:
+    found = load("efficientnet_lite0")
+    errors = found["errors against draws"]
+    times = found["passes"]
+    return markdown(
+        ["EfficientNet-Lite0", "measured"],
+        [
+            ["photographs classified rightly", f"{found['right']} of {found['photographs']}"],
+            ["largest difference of outputs, noise 0", f"{found['difference without noise']:.0e}"],
+            [
+                f"means, noise {found['noise']:g}: passes of the plain network",
+                _passes(times["forward"]),
+            ],
+            [
+                "means and the covariance of five classes: passes",
+                _passes(times["forward and five classes"]),
+            ],
+            ["peak memory of the process", f"{found['peak memory, GB']:.1f} GB"],
+            *(
+                [f"error of the {key}, against {found['draws']} draws", _error(errors[key])]
+                for key in ("mean", "variance", "covariance")
+            ),
+        ],
+    )
+
+
+def pretrained_corruptions() -> str:
+    found = load("efficientnet_lite0")
+    rows = {"none": found["clean"]} | {
+        f"{kind}, {strength}": row
+        for kind, strengths in found["corruptions"].items()
+        for strength, row in strengths.items()
+    }
+    return markdown(
+        [
+            "corruption",
+            "change probability",
+            "1 - largest softmax",
+            "wrong, plain network",
+            "wrong, with noise",
+        ],
+        [
+            [
+                name,
+                *(f"{row[key]:.2f}" for key in ("change", "softmax", "wrong", "wrong with noise")),
+            ]
+            for name, row in rows.items()
+        ],
+    )
+
+
+def pretrained_separation() -> str:
+    found = load("efficientnet_lite0")
+    plain = f"{found['wrong']} errors of the plain network"
+    names = {
+        "change": f"change probability, {plain}",
+        "softmax": f"1 - largest softmax, {plain}",
+        "difference": "difference of the two",
+        "own": f"change probability, {found['wrong with noise']} errors with noise",
+    }
+    return markdown(
+        [f"over {found['images']} images", "AUROC", "95% interval"],
+        [
+            [
+                name,
+                f"{found['auroc'][key]['value']:.3f}",
+                f"{found['auroc'][key]['low']:.3f} to {found['auroc'][key]['high']:.3f}",
+            ]
+            for key, name in names.items()
+        ],
+    )
+
+
+def pretrained_shifts() -> str:
+    found = load("efficientnet_lite0")
+    return markdown(
+        [
+            "corruption",
+            "plain outputs",
+            "means by moments",
+            f"scatter of {found['shift draws']} draws",
+        ],
+        [
+            [name, *(percent(row[key]) for key in ("plain", "means", "scatter"))]
+            for name, row in found["shifts"].items()
+        ],
+    )
+
+
+def _passes(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"

@@ -1,6 +1,6 @@
 """For a researcher: fine-tune a converted network on its mean, and watch the covariance follow.
 
-python examples/convert_and_fine_tune.py
+python -m examples.convert_and_fine_tune
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 
 import torch
-from plain_digits import DigitNet, load, train
 
 import covary
+from examples.plain_digits import DigitNet, load, train
 
 
 def main() -> None:

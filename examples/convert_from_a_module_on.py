@@ -1,6 +1,6 @@
 """For whoever wants doubt about features, not pixels: moments from a later module on.
 
-python examples/convert_from_a_module_on.py
+python -m examples.convert_from_a_module_on
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 
 import torch
-from plain_digits import DigitNet, load, train
 
 import covary
+from examples.plain_digits import DigitNet, load, train
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """For an engineer with a trained network: error bars for its outputs, without training it again.
 
-python examples/convert_trained.py
+python -m examples.convert_trained
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 
 import torch
-from plain_digits import DigitNet, load, train
 
 import covary
+from examples.plain_digits import DigitNet, load, train
 
 
 def main() -> None:

@@ -24,12 +24,14 @@ from torch import Tensor, nn
 
 import covary
 from benchmarks import results, tables
+from covary.convert import Converted
 from covary.uncertainty import metrics
 from covary.uncertainty.scores import change_probability
 from examples.efficientnet_lite0_network import photographs, pretrained
 
 NOISE = 0.05  # the default of covary.convert; pixels lie between -1 and 1. Not tuned.
-CLASSES, BATCH, DRAWS, REPEATS, SEED = 5, 4, 320, 5, 0
+CLASSES, BATCH, DRAWS, REPEATS, SEED = 5, 4, 240, 3, 0
+SHIFT_DRAWS = 16
 STRENGTHS = {
     "Gaussian noise (standard deviation)": (0.1, 0.3, 0.6),
     "blur (standard deviation, pixels)": (1.0, 2.0, 4.0),
@@ -64,16 +66,29 @@ def corrupted(x: Tensor, kind: str, strength: float) -> Tensor:
 
 
 def doubts(model: nn.Module, net: nn.Module, x: Tensor, y: Tensor) -> dict[str, list[Any]]:
-    """For each photograph: both scores, whether the model is wrong, and whether means agree."""
-    found: dict[str, list[Any]] = {"change": [], "softmax": [], "wrong": [], "same": []}
+    """For each photograph: both scores, and whether the model, plain and with noise, is wrong."""
+    found: dict[str, list[Any]] = {"change": [], "softmax": [], "wrong": [], "wrong with noise": []}
     for images, labels in zip(x.split(BATCH), y.split(BATCH), strict=True):
         probability, predicted = model(images).softmax(1).max(1)
         out = net(images)
         found["change"] += change_probability(best_classes(out)).tolist()
         found["softmax"] += (1 - probability.double()).tolist()
         found["wrong"] += (predicted != labels).tolist()
-        found["same"] += (out.mean.argmax(1) == predicted).tolist()
+        found["wrong with noise"] += (out.mean.argmax(1) != labels).tolist()
     return found
+
+
+def shifts(model: nn.Module, net: Converted, x: Tensor) -> dict[str, float]:
+    """How far averages of draws are from the plain outputs, and from the means; relative norms."""
+    generator = torch.Generator().manual_seed(SEED)
+    drawn = torch.stack([net.draw(x, generator=generator) for _ in range(SHIFT_DRAWS)])
+    average = drawn.mean(0)
+    size = average.norm().item()
+    return {
+        "plain": (model(x) - average).norm().item() / size,
+        "means": (net(x).mean - average).norm().item() / size,
+        "scatter": drawn.std(0).norm().item() / SHIFT_DRAWS**0.5 / size,
+    }
 
 
 def passes(model: nn.Module, net: nn.Module, x: Tensor) -> dict[str, float]:
@@ -99,22 +114,28 @@ def separation(found: dict[str, list[Any]], photographs: int) -> dict[str, Any]:
     Corrupted copies of a photograph are alike, so photographs are drawn with replacement, each with
     all of its copies.
     """
-    wrong = np.array(found["wrong"]).reshape(-1, photographs)
-    scores = {key: np.array(found[key]).reshape(-1, photographs) for key in ("change", "softmax")}
+    arrays = {name: np.array(values).reshape(-1, photographs) for name, values in found.items()}
 
-    def both(which: np.ndarray[Any, Any]) -> list[float]:
-        bad = wrong[:, which]
-        return [metrics.auroc(s[:, which][bad], s[:, which][~bad]) for s in scores.values()]
+    def aurocs(which: Any) -> dict[str, float]:
+        some = {name: values[:, which] for name, values in arrays.items()}
+
+        def of(score: str, wrong: str) -> float:
+            return metrics.auroc(some[score][some[wrong]], some[score][~some[wrong]])
+
+        change, softmax = of("change", "wrong"), of("softmax", "wrong")
+        own = of("change", "wrong with noise")
+        return {
+            "change": change, "softmax": softmax, "difference": change - softmax, "own": own
+        }  # fmt: skip
 
     random = np.random.default_rng(SEED)
-    again = np.array([both(random.integers(photographs, size=photographs)) for _ in range(1000)])
-    again = np.column_stack([again, again[:, 0] - again[:, 1]])
-    low, high = np.nanquantile(again, [0.025, 0.975], axis=0)
-    change, softmax = both(np.arange(photographs))
-    values = {"change": change, "softmax": softmax, "difference": change - softmax}
+    again = [aurocs(random.integers(photographs, size=photographs)) for _ in range(1000)]
+    intervals = {
+        name: np.nanquantile([each[name] for each in again], [0.025, 0.975]) for name in again[0]
+    }
     return {
-        name: {"value": value, "low": low[i], "high": high[i]}
-        for i, (name, value) in enumerate(values.items())
+        name: {"value": value, "low": intervals[name][0], "high": intervals[name][1]}
+        for name, value in aurocs(slice(None)).items()
     }
 
 
@@ -182,6 +203,14 @@ def main() -> None:
     for name, each in aurocs.items():
         say(f"AUROC, {name}: {each['value']:.3f} ({each['low']:.3f} to {each['high']:.3f})")
 
+    few = x[:BATCH]
+    moved = {"none": shifts(model, net, few)}
+    for kind, strengths in STRENGTHS.items():
+        moved[f"{kind}, {strengths[-1]:g}"] = shifts(
+            model, net, corrupted(few, kind, strengths[-1])
+        )
+    for name, each in moved.items():
+        say(f"{name}: draws are off by " + ", ".join(f"{k} {v:.2f}" for k, v in each.items()))
     found = covary.verify(net, x[:2], draws=DRAWS, progress=False)
     say(f"against draws: {found}")
     errors = {
@@ -208,7 +237,10 @@ def main() -> None:
         "corruptions": corruptions,
         "images": len(pooled["wrong"]),
         "wrong": sum(pooled["wrong"]),
+        "wrong with noise": sum(pooled["wrong with noise"]),
         "auroc": aurocs,
+        "shift draws": SHIFT_DRAWS,
+        "shifts": moved,
     }
     results.save("efficientnet_lite0", "python -m examples.efficientnet_lite0", SEED, measured)
     draw_figure(measured)

@@ -44,6 +44,6 @@ def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int) -> None:
             out = model(x[batch])
             loss = F.cross_entropy(out if isinstance(out, Tensor) else out.mean, y[batch])
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
     model.eval()

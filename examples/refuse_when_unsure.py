@@ -1,6 +1,6 @@
 """Let a classifier refuse the answers it is least sure of, and see what that does to its errors.
 
-python examples/refuse_when_unsure.py
+python -m examples.refuse_when_unsure
 """
 
 from __future__ import annotations

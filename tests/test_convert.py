@@ -483,3 +483,37 @@ def test_warnings_come_once_per_line():
         for _ in range(3):
             net(inputs(4))
     assert len(caught) == 1
+
+
+class WritesBetween(nn.Module):
+    """A convolution, then an in-place function on what it was applied to, then batch norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)
+
+    def forward(self, x):
+        x = x * 1.0
+        y = self.conv(x)
+        x.mul_(3.0)
+        return self.norm(y).mean((2, 3))
+
+
+def test_batch_norm_behind_a_convolution_does_not_follow_what_is_written_since():
+    torch.manual_seed(0)
+    model = WritesBetween().eval()
+    x = torch.randn(2, 2, 6, 6)
+    net = covary.convert(model, noise={"input": 0.1})
+    single = nn.Sequential(model.conv, model.norm, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    expected = covary.convert(single, noise={"input": 0.1})(x).covariance_matrix
+    torch.testing.assert_close(net(x).covariance_matrix, expected)
+
+
+def test_samples_that_meet_after_a_view_are_refused():
+    class Mixes(nn.Module):
+        def forward(self, x):
+            halves = x.view(2, 2, 6)
+            return (halves + halves.transpose(0, 1)).reshape(4, 6)
+
+    with pytest.raises(covary.ConversionError, match="different samples"):
+        covary.convert(Mixes().eval(), noise=0.1)(inputs(4))

@@ -460,6 +460,6 @@ def test_what_is_no_covariance_is_refused(kind):
 
 def test_time_steps_are_not_mixed_into_features():
     with pytest.raises(
-        ValueError, match=r"got \(2, 7, 4\).*features; of time .*x\.flatten\(0, 1\)"
+        ValueError, match=r"got \(2, 7, 4\)\. Features are last\. .*x\.flatten\(0, 1\)"
     ):
         covary.nn.Lift(0.3)(torch.zeros(2, 7, 4))

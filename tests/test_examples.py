@@ -8,26 +8,26 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+ROOT = Path(__file__).parent.parent
 
 
 def run(name: str, *arguments: str) -> str:
-    command = [sys.executable, str(EXAMPLES / name), *arguments]
-    ran = subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-m", f"examples.{name}", *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
 
 def test_refuse_when_unsure():
-    assert run("refuse_when_unsure.py", "--epochs", "2").count("wrong of the surest 90%") == 2
+    assert run("refuse_when_unsure", "--epochs", "2").count("wrong of the surest 90%") == 2
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("convert_trained.py", "deviations from changing"),
-        ("convert_and_fine_tune.py", "fine-tuned:"),
-        ("convert_from_a_module_on.py", "noise from module 'head' on"),
+        ("convert_trained", "deviations from changing"),
+        ("convert_and_fine_tune", "fine-tuned:"),
+        ("convert_from_a_module_on", "noise from module 'head' on"),
     ],
 )
 def test_converting(name, says):

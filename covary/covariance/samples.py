@@ -74,10 +74,7 @@ class Samples:
 
     def agrees(self, other: Samples) -> bool:
         """Whether elements that broadcasting brings together are of one sample."""
-        if (
-            self.index.shape == other.index.shape
-            and self.index.data_ptr() == other.index.data_ptr()
-        ):
+        if self.index is other.index:
             return True
         dim = max(self.index.dim(), other.index.dim())
         mine, others = self.of_dim(dim).index, other.of_dim(dim).index

@@ -62,10 +62,6 @@ class Tape:
         self._nodes.append(Node(tuple(parents), pull, noise))
         return len(self._nodes) - 1
 
-    def start(self, noise: Entry) -> int:
-        """Write down a value that is a constant plus noise, and give its index."""
-        return self.add((), lambda _: (), noise)
-
     def uses(self, tensor: Tensor) -> None:
         """Remember that maps use this tensor: it must not change before the sweep."""
         if not tensor.is_inference():

@@ -79,7 +79,8 @@ def _convolution(dims: int, *, is_transposed: bool) -> Callable[..., Varying]:
             lambda v: forth(v, _arranged(weight.square()), None, stride, padding, **options),
         )
         if not is_transposed or shape.groups == 1:
-            value.before_scaling = x, scaled_by
+            # As it is now: a function that writes in place may change x itself.
+            value.before_scaling = Varying(x.numbers, run, x.node, x.samples), scaled_by
         return value
 
     return apply
