@@ -17,7 +17,7 @@ from covary.rules import (  # noqa: F401
     products,
     queries,
 )
-from covary.rules.helpers import differentiated, mapped, merged, summed_to
+from covary.rules.helpers import differentiated, estimated, mapped, merged, summed_to
 from covary.rules.registry import (
     CHOICE,
     EXACT,
@@ -34,5 +34,5 @@ from covary.rules.registry import (
 
 __all__ = [
     "CHOICE", "EXACT", "LINEARISED", "MATCHED", "PRODUCT", "RULES", "Rule", "about_the_mean",
-    "composed", "differentiated", "elementwise", "mapped", "merged", "rule", "summed_to",
+    "composed", "differentiated", "elementwise", "estimated", "mapped", "merged", "rule", "summed_to",
 ]  # fmt: skip
