@@ -34,5 +34,6 @@ from covary.rules.registry import (
 
 __all__ = [
     "CHOICE", "EXACT", "LINEARISED", "MATCHED", "PRODUCT", "RULES", "Rule", "about_the_mean",
-    "composed", "differentiated", "elementwise", "estimated", "mapped", "merged", "rule", "summed_to",
+    "composed", "differentiated", "elementwise", "estimated", "mapped", "merged", "rule",
+    "summed_to",
 ]  # fmt: skip
