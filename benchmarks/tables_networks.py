@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from benchmarks.cells import markdown, percent
 from benchmarks.results import load
@@ -135,7 +136,7 @@ def converted_fidelity() -> str:
         ],
         [
             [
-                f"{way} (chosen)" if way == found["chosen"] else way,
+                f"{way} ({chosen})" if (chosen := _chosen(errors, way)) else way,
                 *(f"{ranks[way][part]:.4f}" for part in parts),
                 *(
                     _error(row[way][what]) if way in row else ""
@@ -149,6 +150,12 @@ def converted_fidelity() -> str:
 
 
 _MOMENTS = ("mean", "variance", "covariance")
+
+
+def _chosen(errors: dict[str, Any], way: str) -> str:
+    """At which noise ``variances="auto"`` takes this way, in words."""
+    at = [noise for noise, row in errors.items() if row["chosen"] == way]
+    return f"chosen at noise {' and '.join(at)}" if at else ""
 
 
 def converted_memory() -> str:

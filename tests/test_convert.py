@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 import covary
 from covary import Moments
+from covary.covariance.sweep import Tape
 from covary.nn.fidelity import TrackingWarning
 from tests import trained
 from tests.architectures import ARCHITECTURES
@@ -517,3 +518,19 @@ def test_samples_that_meet_after_a_view_are_refused():
 
     with pytest.raises(covary.ConversionError, match="different samples"):
         covary.convert(Mixes().eval(), noise=0.1)(inputs(4))
+
+
+@pytest.mark.parametrize("row", ARCHITECTURES, ids=lambda row: row.name)
+@torch.no_grad()
+def test_memory_is_free_as_soon_as_the_output_is(row):
+    """Without the garbage collector, which comes late: nothing that a tape holds holds the tape."""
+    net = covary.convert(row.build(), noise=0.05, batch_dim=row.batch_dim)
+    covary.track(net, [row.inputs(2, seed=0)])
+    x = row.inputs(2, seed=1)
+    gc.collect()
+    gc.disable()
+    try:
+        row.run(net, x)
+        assert not [each for each in gc.get_objects() if type(each) is Tape]
+    finally:
+        gc.enable()

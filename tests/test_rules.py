@@ -337,7 +337,7 @@ def test_nonlinearities_of_little_noise_have_the_covariance_of_the_jacobian(name
 def test_nonlinearities_agree_with_draws(name):
     """Noise at the input and before the nonlinearity, large enough to bend it."""
     model = Apply(SITES[name]).eval()
-    net = covary.convert(model, noise=0.2)
+    net = covary.convert(model, noise=0.2, variances="propagated")
     x = STEPS.float()
     covary.track(net, x, samples=3)
     net.sites.replace(net.measure(((x,), {}), draws=300))

@@ -57,10 +57,12 @@ def differentiated(
         kind: how ``print(net)`` describes it.
     """
     values = varying_in(args)
+    # What the tape keeps must not hold the values, which hold the tape: memory would not be freed.
+    others = [None if isinstance(arg, Varying) else (arg,) for arg in args]
 
     def of(*numbers: Tensor) -> Tensor:
         left = iter(numbers)
-        return function(*[next(left) if isinstance(arg, Varying) else arg for arg in args])
+        return function(*[next(left) if arg is None else arg[0] for arg in others])
 
     mean = function(*plain(list(args)))
     written: Varying = values[0].run.write(kind, mean, values, by_derivative(of, values), samples)

@@ -81,21 +81,20 @@ def _sum(x: Any, y: Any, a: float, b: float) -> Varying:
     run = values[0][0].run
     left, right = plain(x), plain(y)
     mean = (left if a == 1 else a * left) + (right if b == 1 else b * right)
-    shapes = [value.shape for value, _ in values]
+    varying = [value for value, _ in values]
+    # See differentiated: the tape must not hold the values.
+    parts = [(factor, value.numbers.shape) for value, factor in values]
 
     def pull(rows: Tensor) -> list[Tensor]:
-        return [
-            summed_to(rows if factor == 1 else factor * rows, shape)
-            for (_, factor), shape in zip(values, shapes, strict=True)
-        ]
+        return [summed_to(rows if factor == 1 else factor * rows, shape) for factor, shape in parts]
 
-    varying = [value for value, _ in values]
     samples = merged(varying).of_dim(mean.dim())
     written: Varying = run.write(EXACT, mean, varying, pull, samples)
 
-    def spread(*parts: Tensor) -> Tensor:
+    def spread(*variances: Tensor) -> Tensor:
         first, *others = [
-            part if abs(f) == 1 else part * f**2 for part, (_, f) in zip(parts, values, strict=True)
+            variance if abs(factor) == 1 else variance * factor**2
+            for variance, (factor, _) in zip(variances, parts, strict=True)
         ]
         return first + others[0] if others else first
 

@@ -104,10 +104,11 @@ def cat(tensors: Sequence[Any], dim: int = 0, **kwargs: Any) -> Varying:
     else:
         raise run.refusal("It puts values that do not vary beside samples of the batch.")
 
+    varies = [isinstance(value, Varying) for value in tensors]  # see differentiated
+
     def pull(rows: Tensor) -> list[Tensor]:
         parts = torch.split(rows, sizes, dim + 1)
-        pairs = zip(parts, tensors, strict=True)
-        return [part for part, value in pairs if isinstance(value, Varying)]
+        return [part for part, is_wanted in zip(parts, varies, strict=True) if is_wanted]
 
     written: Varying = run.write(EXACT, mean, values, pull, samples)
 
