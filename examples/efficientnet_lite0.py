@@ -213,12 +213,10 @@ def main() -> None:
         say(f"{name}: draws are off by " + ", ".join(f"{k} {v:.2f}" for k, v in each.items()))
     agreement = covary.verify(net, x[:2], draws=DRAWS, progress=False)
     say(f"against draws: {agreement}")
-    errors = {
-        key: {"value": error.value, "bar": error.bar}
-        for key, error in (
-            ("mean", agreement.mean), ("variance", agreement.variance), ("covariance", agreement.covariance),
-        )
-    }  # fmt: skip
+    errors = {}
+    for key in ("mean", "variance", "covariance"):
+        error = getattr(agreement, key)
+        errors[key] = {"value": error.value, "bar": error.bar}
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in kB
     say(f"peak memory {memory:.1f} GB")
     measured = {

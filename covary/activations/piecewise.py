@@ -57,7 +57,7 @@ def in_blocks(
         found = moments(mu.to(dtype), var.to(dtype))
         return ActivationMoments(*(value.to(mu.dtype) for value in found))
     # Samples (B, n) in the order in which they lie in memory: channels may be last there.
-    order = [0, *sorted(range(1, mu.dim()), key=lambda dim: -mu.stride(dim))]
+    order = [0, *sorted(range(1, mu.dim()), key=mu.stride().__getitem__, reverse=True)]
     means = mu.permute(order)
     shape, means = means.shape, means.reshape(len(means), -1)
     noises = var.expand(len(var), *mu.shape[1:]).permute(order).reshape(len(var), -1)
@@ -66,7 +66,11 @@ def in_blocks(
     by_rows = []
     for low in range(0, len(means), rows):
         near = noises if len(noises) == 1 else noises[low : low + rows]
-        blocks = zip(means[low : low + rows].split(columns, 1), near.split(columns, 1), strict=True)
+        blocks = zip(
+            torch.split(means[low : low + rows], columns, 1),
+            torch.split(near, columns, 1),
+            strict=True,
+        )
         parts = [moments(m.to(dtype), v.to(dtype)) for m, v in blocks]
         by_rows.append([torch.cat(some, 1).to(mu.dtype) for some in zip(*parts, strict=True)])
     back = sorted(range(mu.dim()), key=lambda dim: order[dim])
