@@ -176,7 +176,7 @@ def pretrained_cost() -> str:
         ["EfficientNet-Lite0", "measured"],
         [
             ["photographs classified rightly", f"{found['right']} of {found['photographs']}"],
-            ["largest difference of outputs, noise 0", f"{found['difference without noise']:.0e}"],
+            ["largest difference of outputs, noise 0", f"{found['difference without noise']:.1g}"],
             [
                 f"means, noise {found['noise']:g}: passes of the plain network",
                 _passes(times["forward"]),

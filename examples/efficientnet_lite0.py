@@ -211,14 +211,12 @@ def main() -> None:
         )
     for name, each in moved.items():
         say(f"{name}: draws are off by " + ", ".join(f"{k} {v:.2f}" for k, v in each.items()))
-    found = covary.verify(net, x[:2], draws=DRAWS, progress=False)
-    say(f"against draws: {found}")
-    errors = {
-        key: {"value": error.value, "bar": error.bar}
-        for key, error in (
-            ("mean", found.mean), ("variance", found.variance), ("covariance", found.covariance),
-        )
-    }  # fmt: skip
+    agreement = covary.verify(net, x[:2], draws=DRAWS, progress=False)
+    say(f"against draws: {agreement}")
+    errors = {}
+    for key in ("mean", "variance", "covariance"):
+        error = getattr(agreement, key)
+        errors[key] = {"value": error.value, "bar": error.bar}
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in kB
     say(f"peak memory {memory:.1f} GB")
     measured = {

@@ -49,7 +49,7 @@ def test_corruptions_do_what_they_say():
 @needs_packages
 @torch.no_grad()
 def test_the_trained_network_has_moments():
-    """Of photographs at a quarter of their size, to be quick."""
+    """Moments of photographs at half their width and height, to be quick."""
     model = network.pretrained()  # which fails unless every tensor of the file has its place
     x, y = network.photographs()
     assert (model(x[:6]).argmax(1) == y[:6]).sum() >= 5
