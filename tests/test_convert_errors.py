@@ -81,6 +81,12 @@ REFUSED = {
     "in place on a plain tensor": (lambda x: torch.zeros(3, 4).add_(x), "into a plain tensor"),
     "through a view": (through_a_view, "another view of the same memory"),
     "custom function": (lambda x: Doubled.apply(x), "torch.autograd.Function"),
+    "out": (lambda x: torch.add(x, 1, out=torch.empty(3, 4)), "writes into out="),
+    "out that varies": (lambda x: torch.add(x.numbers, 1, out=x), "writes into out="),
+    "unknown argument": (
+        lambda x: torch.baddbmm(x, batch1=x, batch2=x),
+        "does not take these arguments",
+    ),
     "no rule": (lambda x: torch.fft.rfft(x).real, "There is no rule for it"),
     "half": (lambda x: x.half(), "float16"),
     "over the batch": (lambda x: x - x.mean(0), "different samples"),

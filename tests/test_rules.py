@@ -144,6 +144,17 @@ CASES = {
     "div by tensor": (lambda x: x / (1 + weights(8).abs()), STEPS),
     "augmented": (lambda x: _augmented(x), STEPS),
     "lerp by hand": (lambda x: 0.3 * x + 0.7 * x.mean(-1, keepdim=True), STEPS),
+    # torch's other names of arguments
+    "linear by name": (lambda x: F.linear(input=x, weight=weights(3, 8), bias=weights(3)), STEPS),
+    "matmul by name": (lambda x: torch.matmul(x, other=weights(8, 3)), STEPS),
+    "mul by name": (lambda x: x.mul(other=2.0), STEPS),
+    "add by name": (lambda x: torch.add(input=x, other=x.flip(1)), STEPS),
+    "reshape by name": (lambda x: torch.reshape(input=x, shape=(len(x), -1)), STEPS),
+    "conv2d by name": (lambda x: F.conv2d(input=x, weight=weights(5, 4, 3, 3)), IMAGE),
+    "softmax by name": (lambda x: torch.softmax(input=x, dim=-1), STEPS),
+    "mean by axis": (lambda x: x.mean(axis=1, keepdims=True), STEPS),
+    "where by name": (lambda x: torch.where(MASK, input=x, other=-x), STEPS),
+    "where all by name": (lambda x: torch.where(condition=MASK, input=x, other=-x), STEPS),
     # products of two that vary
     "product": (lambda x: x * x.flip(-1), STEPS),
     "gate": (lambda x: x * x.mean((1,), keepdim=True), STEPS),

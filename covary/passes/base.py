@@ -43,7 +43,8 @@ _READS_VALUES = {
     "__complex__", "__contains__", "equal", "allclose", "nonzero", "is_nonzero", "unique",
     "masked_select",
 }  # fmt: skip
-_WRITES = {"__setitem__", "copy_", "masked_fill_", "index_copy_", "scatter_", "index_add_", "fill_"}
+_ONE_NAME = {"axis": "dim", "keepdims": "keepdim"}
+_WRITES = {"__setitem__", "copy_", "index_copy_", "scatter_", "index_add_", "fill_"}
 
 
 class Call(NamedTuple):
@@ -118,6 +119,7 @@ class Pass(ABC):
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """What a torch function makes of arguments, some of which are Varying."""
+        args, kwargs = self._by_place(function, args, kwargs)
         rule = RULES.get(function)
         if rule is not None and rule.apply is None and rule.activation is None:
             return function(*plain(list(args)), **plain(dict(kwargs)))
@@ -146,7 +148,12 @@ class Pass(ABC):
                 "Write that function with torch functions alone, or let moments begin behind it "
                 "(covary.convert(model, start=...)).",
             )
-        result = self._result(rule, args, kwargs, values)
+        try:
+            result = self._result(rule, args, kwargs, values)
+        except TypeError as error:
+            if _takes(rule, args, kwargs):
+                raise
+            raise self.refusal(f"Its rule does not take these arguments ({error}).") from error
         writes = rule.in_place or (rule.activation and is_in_place(rule, args, kwargs))
         if not writes or not isinstance(result, Varying):
             return result
@@ -157,6 +164,25 @@ class Pass(ABC):
                 "underscore).",
             )
         return args[0] if result is args[0] else args[0].become(result)
+
+    def _by_place(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Arguments as rules take them: the first ones by place, and each by one name."""
+        if not kwargs:
+            return args, kwargs
+        given = {_ONE_NAME.get(name, name): value for name, value in kwargs.items()}
+        if given.pop("out", None) is not None:
+            self.function = function
+            raise self.refusal("It writes into out=.", "Take what it returns instead.")
+        if "condition" in given or (args and "input" in given):  # torch.where
+            return args, given
+        args = [*args]
+        for place, names in enumerate((("input",), ("other", "mat2"))):
+            for name in names:
+                if len(args) == place and name in given:
+                    args.append(given.pop(name))
+        return args, given
 
     def _result(
         self, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[Varying]
@@ -251,8 +277,18 @@ def is_in_place(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
     signature = _parameters(rule.activation)
     if "inplace" not in signature.parameters:
         return False
-    options = {name: value for name, value in kwargs.items() if name != "input"}
-    return bool(signature.bind(*args[1:], **options).arguments.get("inplace", False))
+    return bool(signature.bind(*args[1:], **kwargs).arguments.get("inplace", False))
+
+
+def _takes(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the function that a rule is made of has parameters for these arguments."""
+    function, given = (rule.apply, args) if rule.apply else (rule.activation, args[1:])
+    assert function is not None
+    try:
+        inspect.signature(function).bind(*given, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 def _tell_place(error: Exception, path: str) -> None:

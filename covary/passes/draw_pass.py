@@ -50,7 +50,7 @@ class DrawPass(Pass):
         """The function itself, of draws."""
         function = self.function
         if rule.activation is not None:
-            x = args[0] if args else kwargs["input"]
+            x = args[0]
             name, source = self.named(), self.source()
             if self.observe is not None:
                 self.observe(name, [x.numbers])
@@ -61,7 +61,7 @@ class DrawPass(Pass):
                     x.numbers.copy_(noisy)
                 else:
                     x = self.wrapped(noisy)
-                args, kwargs = ([x, *args[1:]], kwargs) if args else (args, {**kwargs, "input": x})
+                args = [x, *args[1:]]
         elif rule.is_pair:
             values = [v for v in varying_in([*args, *kwargs.values()]) if v.node >= 0]
             if len(values) == 2:

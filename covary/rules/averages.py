@@ -35,7 +35,7 @@ def _along(name: str, where: Callable[..., Sequence[int] | None]) -> None:
 
 
 def _reduced(_: int, *args: Any, **kwargs: Any) -> Sequence[int] | None:
-    dims = kwargs.get("dim", kwargs.get("axis", args[0] if args else None))
+    dims = kwargs.get("dim", args[0] if args else None)
     if dims is None:
         return None
     return [dims] if isinstance(dims, int) else list(dims)
@@ -48,12 +48,10 @@ def _total(is_mean: bool) -> Callable[..., Varying]:
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
-        axis: int | Sequence[int] | None = None,
     ) -> Varying:
         """Sum or average: rows go back to all elements that were added up."""
         shape, function = x.numbers.shape, x.run.function
-        given = dim if axis is None else axis
-        dims = list(range(len(shape))) if given is None else _each(given, len(shape))
+        dims = list(range(len(shape))) if dim is None else _each(dim, len(shape))
         fixed(x, dims)
         mean = function(x.numbers, dims, keepdim, dtype=dtype)
         share = 1 / math.prod(shape[each] for each in dims) if is_mean else 1.0

@@ -59,13 +59,13 @@ def batch_norm(
 
 
 @rule("add", Tensor.__radd__)
-def add(x: Any, y: Any, *, alpha: float = 1, out: None = None) -> Varying:
+def add(x: Any, y: Any, *, alpha: float = 1) -> Varying:
     """x + alpha y: what comes back goes to both."""
     return _sum(x, y, 1.0, alpha)
 
 
 @rule("sub", "subtract", Tensor.__sub__)
-def sub(x: Any, y: Any, *, alpha: float = 1, out: None = None) -> Varying:
+def sub(x: Any, y: Any, *, alpha: float = 1) -> Varying:
     """x - alpha y."""
     return _sum(x, y, 1.0, -alpha)
 
@@ -180,11 +180,11 @@ def masked_fill(x: Varying, mask: Tensor, value: float) -> Varying:
 
 
 @rule("where")
-def where(condition: Tensor, x: Any, y: Any) -> Varying:
+def where(condition: Any, input: Any, other: Any) -> Varying:
     """Either of two values, by a condition that does not vary."""
-    values = [value for value in (x, y) if isinstance(value, Varying)]
+    values = [value for value in (input, other) if isinstance(value, Varying)]
 
     def chosen(x: Tensor, y: Tensor) -> Tensor:
         return torch.where(condition, x, y)
 
-    return differentiated(chosen, [x, y], merged(values), EXACT)
+    return differentiated(chosen, [input, other], merged(values), EXACT)

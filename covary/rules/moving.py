@@ -86,9 +86,8 @@ register(_MOVING, Rule(moved))
 
 
 @rule("cat", "concat", "concatenate")
-def cat(tensors: Sequence[Any], dim: int = 0, **kwargs: Any) -> Varying:
+def cat(tensors: Sequence[Any], dim: int = 0) -> Varying:
     """Values side by side; each gets its part of the rows back."""
-    dim = kwargs.pop("axis", dim)
     tensors = list(tensors)  # models go on with their own list
     values = [value for value in tensors if isinstance(value, Varying)]
     run, first = values[0].run, values[0]

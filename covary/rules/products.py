@@ -14,7 +14,7 @@ from covary.rules.registry import EXACT, LINEARISED, Rule, composed, register, r
 from covary.varying import Varying, plain
 
 
-def multiply(x: Any, y: Any, *, out: None = None) -> Varying:
+def multiply(x: Any, y: Any) -> Varying:
     """x y; exact if one of them is constant.
 
     Of two that vary, E[x y] = E[x] E[y] + Cov(x, y), and the covariance follows each factor at the
@@ -38,7 +38,7 @@ def multiply(x: Any, y: Any, *, out: None = None) -> Varying:
 register(("mul", "multiply", Tensor.__rmul__), Rule(multiply, is_pair=True))
 
 
-def divide(x: Any, y: Any, *, rounding_mode: str | None = None, out: None = None) -> Varying:
+def divide(x: Any, y: Any, *, rounding_mode: str | None = None) -> Varying:
     """x / y; exact if y is constant, linearised at the means if it varies."""
     value = x if isinstance(x, Varying) else y
     if rounding_mode is not None:
@@ -59,9 +59,9 @@ def rdivide(x: Varying, y: Any) -> Varying:
 
 
 @composed("addcmul")
-def addcmul(x: Any, a: Any, b: Any, *, value: float = 1) -> Any:
-    """x + value a b."""
-    return x + value * (a * b)
+def addcmul(x: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Any:
+    """x + value tensor1 tensor2."""
+    return x + value * (tensor1 * tensor2)
 
 
 @rule("matmul", "bmm", "mm", Tensor.__rmatmul__)
@@ -102,9 +102,9 @@ def matmul(x: Any, y: Any) -> Varying:
 
 
 @composed("addmm", "baddbmm")
-def addmm(x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    """Beta x + alpha (a @ b)."""
-    return beta * x + alpha * torch.matmul(a, b)
+def addmm(x: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    """Beta x + alpha (mat1 @ mat2)."""
+    return beta * x + alpha * torch.matmul(mat1, mat2)
 
 
 @rule("einsum")
