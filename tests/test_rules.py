@@ -11,7 +11,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import covary
 from covary.nn.fidelity import TrackingWarning
@@ -44,15 +44,14 @@ def moments(function, x, noise=SIGMA):
         return net(x)
 
 
-def jacobian_covariance(function, x):
-    def one(sample: Tensor) -> Tensor:
-        return function(sample[None]).flatten()
-
-    found = []
-    for sample in x:
-        jacobian = torch.func.jacrev(one)(sample).flatten(1)
-        found.append(SIGMA**2 * jacobian @ jacobian.mT)
-    return torch.stack(found)
+def jacobian_covariance(function, x, differentiate=torch.func.jacrev):
+    """(B, m, m) sigma^2 J J^T, by the derivative of the whole batch: samples must not mix."""
+    batch = len(x)
+    jacobian = differentiate(lambda x: function(x).reshape(batch, -1))(x)
+    jacobian = jacobian.reshape(batch, -1, batch, x[0].numel())
+    own = torch.stack([jacobian[i, :, i] for i in range(batch)])
+    assert jacobian.square().sum() <= own.square().sum() * (1 + 1e-12)
+    return SIGMA**2 * own @ own.mT
 
 
 def generator():
@@ -60,6 +59,7 @@ def generator():
 
 
 IMAGE = torch.randn(3, 4, 6, 6, generator=generator(), dtype=torch.float64)
+LARGE = torch.randn(2, 2, 11, 12, generator=generator(), dtype=torch.float64)
 LINE = torch.randn(3, 4, 7, generator=generator(), dtype=torch.float64)
 BLOCK = torch.randn(2, 2, 4, 4, 4, generator=generator(), dtype=torch.float64)
 STEPS = torch.randn(3, 5, 8, generator=generator(), dtype=torch.float64)
@@ -87,6 +87,15 @@ CASES = {
     "conv2d one channel": (
         lambda x: F.conv2d(x[:, :1], weights(5, 1, 3, 3), stride=2, padding=1),
         IMAGE,
+    ),
+    "conv2d strided, large": (
+        lambda x: F.conv2d(x, weights(5, 2, 3, 3), weights(5), stride=2, padding=1),
+        LARGE,
+    ),
+    "conv2d stride 3, large": (lambda x: F.conv2d(x, weights(5, 2, 4, 2), stride=3), LARGE),
+    "conv2d stride 2, even": (
+        lambda x: F.conv2d(x, weights(5, 2, 2, 5), stride=2, padding=(0, 2)),
+        LARGE,
     ),
     "conv3d": (lambda x: F.conv3d(x, weights(3, 2, 2, 2, 2), stride=2), BLOCK),
     "conv_transpose1d": (lambda x: F.conv_transpose1d(x, weights(4, 3, 3), stride=2), LINE),
@@ -290,6 +299,81 @@ def test_covariance_is_that_of_the_jacobian(name):
     assert relative(found.project(rows).covariance_matrix, expected) < 1e-9
     diagonal = found.covariance_matrix.diagonal(dim1=1, dim2=2)
     torch.testing.assert_close(moments(function, x).variance.flatten(1), diagonal)
+
+
+def _filled_then_changed(x, change):
+    mask = MASK.clone()
+    y = change(x, mask)
+    mask.logical_not_()
+    return y
+
+
+def _index_changed(x):
+    index = ROW.clone()
+    y = x[:, index]
+    index.zero_()
+    return y
+
+
+def _sizes_changed(x):
+    sizes = [1, 3]
+    y = x.split(sizes, 1)[0]
+    sizes.reverse()
+    return y
+
+
+def _factor_changed(x):
+    t = torch.ones(1, dtype=x.dtype)
+    y = x * t
+    t += 1
+    return y * t
+
+
+def _same_tensor(x):
+    y = x * 1.0
+    z = y.double()
+    z.mul_(3.0)
+    return y
+
+
+def _contiguous_copy(x):
+    y = x * 1.0
+    z = y.transpose(1, 2).contiguous()
+    z.mul_(2.0)
+    return y + z.transpose(1, 2)
+
+
+# Models that write in place, or change constants after they were used.
+LATER = {
+    "masked_fill": (lambda x: _filled_then_changed(x, lambda x, m: x.masked_fill(m, 0.0)), STEPS),
+    "where": (lambda x: _filled_then_changed(x, lambda x, m: torch.where(m, x, 2 * x)), STEPS),
+    "index": (_index_changed, IMAGE),
+    "split": (_sizes_changed, IMAGE),
+    "factor": (_factor_changed, STEPS),
+    "same tensor": (_same_tensor, STEPS),
+    "contiguous": (_contiguous_copy, STEPS),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_what_changes_after_its_use(name):
+    function, x = LATER[name]
+    found = moments(function, x)
+    torch.testing.assert_close(found.mean, function(x))
+    truth = jacobian_covariance(function, x, torch.func.jacfwd)
+    assert relative(found.covariance_matrix, truth) < 1e-9
+
+
+def test_views_are_views_in_any_memory_layout():
+    """Convolutions lie in memory here as they do not in the model, where flatten is a view."""
+
+    def through_flatten(x):
+        h = F.conv2d(x, weights(5, 4, 3, 3))
+        F.relu(h.flatten(1), inplace=True)
+        return h.mean((2, 3))
+
+    with pytest.raises(ConversionError, match="another view of the same memory"):
+        moments(through_flatten, IMAGE)
 
 
 SITES = {

@@ -175,7 +175,8 @@ class Pass(ABC):
         if given.pop("out", None) is not None:
             self.function = function
             raise self.refusal("It writes into out=.", "Take what it returns instead.")
-        if "condition" in given or (args and "input" in given):  # torch.where
+        # Not the first ones by place: of torch.where and torch.addmm.
+        if "condition" in given or "mat1" in given or (args and "input" in given):
             return args, given
         args = [*args]
         for place, names in enumerate((("input",), ("other", "mat2"))):

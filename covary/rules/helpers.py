@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from covary.covariance.samples import Samples
 from covary.rules.registry import EXACT
@@ -43,6 +43,26 @@ def mapped(
     return value
 
 
+def kept(run: Any, value: Any) -> Any:
+    """An argument that does not vary, as a map keeps it for later: as it is now.
+
+    Parameters are watched (covariances refuse to be looked at once they have changed); all other
+    tensors are copied, and so are lists. Without gradient, unless covariances are supervised.
+    """
+    if isinstance(value, Tensor):
+        value = plain(value)
+        of = value if value._base is None else value._base
+        if value.requires_grad or isinstance(of, nn.Parameter):
+            run.uses(value)
+            return value if run.tape.is_supervised else value.detach()
+        return value.clone()
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return type(value)(kept(run, each) for each in value)
+    if isinstance(value, dict):
+        return {name: kept(run, each) for name, each in value.items()}
+    return value
+
+
 def differentiated(
     function: Callable[..., Tensor], args: Sequence[Any], samples: Samples, kind: str
 ) -> Varying:
@@ -57,13 +77,16 @@ def differentiated(
         kind: how ``print(net)`` describes it.
     """
     values = varying_in(args)
+    run, is_varying = values[0].run, [isinstance(arg, Varying) for arg in args]
+    others = [None if isinstance(arg, Varying) else kept(run, arg) for arg in args]
 
     def of(*numbers: Tensor) -> Tensor:
         left = iter(numbers)
-        return function(*[next(left) if isinstance(arg, Varying) else arg for arg in args])
+        pairs = zip(is_varying, others, strict=True)
+        return function(*[next(left) if varies else other for varies, other in pairs])
 
     mean = function(*plain(list(args)))
-    written: Varying = values[0].run.write(kind, mean, values, by_derivative(of, values), samples)
+    written: Varying = run.write(kind, mean, values, by_derivative(of, values), samples)
     return written
 
 

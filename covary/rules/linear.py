@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covary.rules.helpers import differentiated, estimated, fixed, mapped, merged, summed_to
+from covary.rules.helpers import differentiated, estimated, fixed, kept, mapped, merged, summed_to
 from covary.rules.registry import EXACT, rule
 from covary.varying import Varying, plain
 
@@ -20,10 +20,9 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Varying:
         product: Any = torch.matmul(x, weight.mT)
         return product if bias is None else product + bias  # type: ignore[no-any-return]
     fixed(x, [-1])
-    x.run.uses(weight)
-    kept = weight if x.run.tape.is_supervised else weight.detach()
-    value = mapped(x, F.linear(x.numbers, weight, bias), lambda rows: rows @ kept)
-    return estimated(value, [x], lambda v: F.linear(v, weight.square()))
+    by = kept(x.run, weight)
+    value = mapped(x, F.linear(x.numbers, weight, bias), lambda rows: rows @ by)
+    return estimated(value, [x], lambda v: F.linear(v, by.square()))
 
 
 @rule("batch_norm")
@@ -47,8 +46,7 @@ def batch_norm(
         var = running_var.clone()
     scale = torch.rsqrt(var + eps)
     if weight is not None:
-        x.run.uses(weight)
-        scale = scale * (weight if x.run.tape.is_supervised else weight.detach())
+        scale = scale * kept(x.run, weight)
     by_channel = scale.view(-1, *[1] * (x.numbers.dim() - 2))
     if x.before_scaling is not None:
         before, scaled_by = x.before_scaling
@@ -77,42 +75,36 @@ def rsub(x: Any, y: Any, *, alpha: float = 1) -> Varying:
 
 
 def _sum(x: Any, y: Any, a: float, b: float) -> Varying:
-    values = [(value, factor) for value, factor in ((x, a), (y, b)) if isinstance(value, Varying)]
-    run = values[0][0].run
+    values = [value for value in (x, y) if isinstance(value, Varying)]
+    factors = [factor for value, factor in ((x, a), (y, b)) if isinstance(value, Varying)]
+    shapes = [value.shape for value in values]
     left, right = plain(x), plain(y)
     mean = (left if a == 1 else a * left) + (right if b == 1 else b * right)
-    shapes = [value.shape for value, _ in values]
 
     def pull(rows: Tensor) -> list[Tensor]:
         return [
             summed_to(rows if factor == 1 else factor * rows, shape)
-            for (_, factor), shape in zip(values, shapes, strict=True)
+            for factor, shape in zip(factors, shapes, strict=True)
         ]
 
-    varying = [value for value, _ in values]
-    samples = merged(varying).of_dim(mean.dim())
-    written: Varying = run.write(EXACT, mean, varying, pull, samples)
+    samples = merged(values).of_dim(mean.dim())
+    written: Varying = values[0].run.write(EXACT, mean, values, pull, samples)
 
     def spread(*parts: Tensor) -> Tensor:
         first, *others = [
-            part if abs(f) == 1 else part * f**2 for part, (_, f) in zip(parts, values, strict=True)
+            part if abs(f) == 1 else part * f**2 for part, f in zip(parts, factors, strict=True)
         ]
         return first + others[0] if others else first
 
-    return estimated(written, varying, spread)
+    return estimated(written, values, spread)
 
 
 def scaled(x: Varying, factor: Any) -> Varying:
     """X times a factor that does not vary, a number or a tensor that may broadcast it."""
     mean = x.numbers * factor
-    shape, samples = x.shape, x.samples.of_dim(mean.dim())
-    kept = (
-        factor.detach() if isinstance(factor, Tensor) and not x.run.tape.is_supervised else factor
-    )
-    if isinstance(factor, Tensor):
-        x.run.uses(factor)
-    value = mapped(x, mean, lambda rows: summed_to(rows * kept, shape), samples=samples)
-    return estimated(value, [x], lambda v: v * kept**2)
+    shape, samples, by = x.shape, x.samples.of_dim(mean.dim()), kept(x.run, factor)
+    value = mapped(x, mean, lambda rows: summed_to(rows * by, shape), samples=samples)
+    return estimated(value, [x], lambda v: v * by**2)
 
 
 @rule("neg", "negative")
@@ -121,17 +113,28 @@ def neg(x: Varying) -> Varying:
     return scaled(x, -1.0)
 
 
-def _identity(x: Varying, *args: Any, **kwargs: Any) -> Varying:
+@rule("positive", "requires_grad_")
+def identity(x: Varying, *args: Any, **kwargs: Any) -> Varying:
+    """The same value in the same memory."""
     return _same(x, x.numbers, view=True)
+
+
+@rule("contiguous")
+def contiguous(x: Varying, *args: Any, **kwargs: Any) -> Varying:
+    """The same value, in memory of its own if it was in another order there.
+
+    What a convolution gives is in another order here than in the model, where it is contiguous.
+    """
+    lies = x.numbers.is_contiguous() or (
+        x.dim() == 4 and x.numbers.is_contiguous(memory_format=torch.channels_last)
+    )
+    return _same(x, x.numbers, view=True) if lies else _same(x, x.numbers.contiguous())
 
 
 def _same(x: Varying, mean: Tensor, *, view: bool = False) -> Varying:
     value = mapped(x, mean, lambda rows: rows, view=view)
     value.spread = x.spread
     return value
-
-
-rule("contiguous", "positive", "requires_grad_")(_identity)
 
 
 @rule("clone", Tensor.__deepcopy__)
@@ -155,6 +158,8 @@ def to(x: Varying, *args: Any, **kwargs: Any) -> Varying:
             f"It makes {mean.dtype} of a value that varies.",
             "Convert the model in float32: covary.convert(model.float()).",
         )
+    if mean is x.numbers:  # as torch gives the very same tensor, if nothing is asked of its memory
+        return _same(x, mean, view=True) if "memory_format" in kwargs else x
     dtype, device = x.dtype, x.device
     return mapped(x, mean, lambda rows: rows.to(device, dtype))
 
@@ -172,9 +177,9 @@ def masked_fill(x: Varying, mask: Tensor, value: float) -> Varying:
     """A constant in some places: nothing comes back from there."""
     if isinstance(x, Varying) and not isinstance(mask, Varying):
         mean = x.numbers.masked_fill(mask, value)
-        shape, samples = x.shape, x.samples.of_dim(mean.dim())
+        shape, samples, where = x.shape, x.samples.of_dim(mean.dim()), kept(x.run, mask)
         return mapped(
-            x, mean, lambda rows: summed_to(rows.masked_fill(mask, 0.0), shape), samples=samples
+            x, mean, lambda rows: summed_to(rows.masked_fill(where, 0.0), shape), samples=samples
         )
     raise x.run.refusal("Its mask varies.")
 
@@ -184,7 +189,4 @@ def where(condition: Any, input: Any, other: Any) -> Varying:
     """Either of two values, by a condition that does not vary."""
     values = [value for value in (input, other) if isinstance(value, Varying)]
 
-    def chosen(x: Tensor, y: Tensor) -> Tensor:
-        return torch.where(condition, x, y)
-
-    return differentiated(chosen, [input, other], merged(values), EXACT)
+    return differentiated(torch.where, [condition, input, other], merged(values), EXACT)

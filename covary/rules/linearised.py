@@ -10,19 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covary.rules.helpers import differentiated, estimated, fixed
+from covary.rules.helpers import differentiated, estimated, fixed, kept
 from covary.rules.registry import LINEARISED, composed, rule
-from covary.varying import Varying, plain
+from covary.varying import Varying
 
 
 def _linearised(x: Varying, dims: Sequence[int], *args: Any, **kwargs: Any) -> Varying:
     fixed(x, dims)
-    function = x.run.function
-    for value in [*args, *kwargs.values()]:
-        if isinstance(value, Tensor):
-            x.run.uses(value)
+    function, others, options = x.run.function, kept(x.run, args), kept(x.run, kwargs)
     return differentiated(
-        lambda value: function(value, *plain(args), **plain(kwargs)), [x], x.samples, LINEARISED
+        lambda value: function(value, *others, **options), [x], x.samples, LINEARISED
     )
 
 
@@ -39,9 +36,10 @@ def layer_norm(x: Varying, normalized_shape: Sequence[int], *args: Any, **kwargs
     dims = list(range(-len(normalized_shape), 0))
     value, mean = _linearised(x, dims, normalized_shape, *args, **kwargs), x.numbers
 
+    weight = kept(x.run, kwargs.get("weight", args[0] if args else None))
+
     def spread(v: Tensor) -> Tensor:
         # Of each element by itself: divided by the deviation of all, times the scale.
-        weight = kwargs.get("weight", args[0] if args else None)
         by = v / mean.var(dims, correction=0, keepdim=True).clamp(min=1e-12)
         return by if weight is None else by * weight.square()
 

@@ -11,8 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covary.rules.helpers import by_derivative, differentiated, estimated, fixed, mapped, merged
-from covary.rules.registry import EXACT, Rule, composed, register, rule
+from covary.rules.helpers import (
+    by_derivative,
+    differentiated,
+    estimated,
+    fixed,
+    kept,
+    mapped,
+    merged,
+)
+from covary.rules.registry import EXACT, Rule, composed, register, rule, spellings
 from covary.varying import Varying, plain
 
 # Functions that put elements elsewhere: a view, or a copy of some of them.
@@ -28,6 +36,12 @@ _MOVING = (
 )
 
 
+# Views in most models, though not of what lies in memory here as it does not in the model.
+_VIEWS = {
+    spelling
+    for name in ("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "ravel")
+    for spelling in spellings(name)
+}
 _IN_ANY_MEMORY = {Tensor.view: Tensor.reshape, Tensor.view_as: Tensor.reshape_as}
 
 
@@ -41,8 +55,10 @@ def moved(x: Any, *args: Any, **kwargs: Any) -> Any:
     # Means need not lie in memory as the model's own values do.
     function = _IN_ANY_MEMORY.get(function, function)
 
+    others, options = kept(x.run, args), kept(x.run, kwargs)
+
     def on(value: Tensor) -> Any:
-        return function(value, *plain(args), **plain(kwargs))
+        return function(value, *others, **options)
 
     mean, samples = on(x.numbers), x.samples.moved(on, x.shape)
     if isinstance(mean, Tensor):
@@ -62,7 +78,10 @@ def _part(on: Callable[[Tensor], Any], i: int, value: Tensor) -> Tensor:
 def _moved(x: Varying, mean: Tensor, samples: Any, on: Callable[[Tensor], Tensor]) -> Varying:
     shape = x.numbers.shape
     same_order = mean.numel() == math.prod(shape) and mean.data_ptr() == x.numbers.data_ptr()
-    view = mean.untyped_storage().data_ptr() == x.numbers.untyped_storage().data_ptr()
+    view = (
+        x.run.function in _VIEWS
+        or mean.untyped_storage().data_ptr() == x.numbers.untyped_storage().data_ptr()
+    )
     if same_order and mean.is_contiguous() and x.numbers.is_contiguous():
 
         def pull(rows: Tensor) -> Tensor:
@@ -91,7 +110,7 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Varying:
     tensors = list(tensors)  # models go on with their own list
     values = [value for value in tensors if isinstance(value, Varying)]
     run, first = values[0].run, values[0]
-    means = plain(list(tensors))
+    means, is_varying = plain(tensors), [isinstance(value, Varying) for value in tensors]
     mean = torch.cat(means, dim)
     dim = dim % mean.dim()
     sizes = [each.shape[dim] if each.dim() == mean.dim() else 0 for each in means]
@@ -105,8 +124,7 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Varying:
 
     def pull(rows: Tensor) -> list[Tensor]:
         parts = torch.split(rows, sizes, dim + 1)
-        pairs = zip(parts, tensors, strict=True)
-        return [part for part, value in pairs if isinstance(value, Varying)]
+        return [part for part, varies in zip(parts, is_varying, strict=True) if varies]
 
     written: Varying = run.write(EXACT, mean, values, pull, samples)
 

@@ -86,9 +86,6 @@ def matmul(x: Any, y: Any) -> Varying:
     if len(samples) == 2 and not samples[0].agrees(samples[1]):
         raise run.refusal("It brings different samples of the batch together.", MIXING)
     both = isinstance(x, Varying) and isinstance(y, Varying)
-    for value in (x, y):
-        if not isinstance(value, Varying):
-            run.uses(value)
     largest = max(samples, key=lambda each: each.index.numel())
     value = differentiated(torch.matmul, [x, y], largest, LINEARISED if both else EXACT)
 
@@ -123,7 +120,6 @@ def einsum(equation: str, *operands: Any) -> Varying:
     found: Samples | None = None
     for term, operand in zip(terms, operands, strict=True):
         if not isinstance(operand, Varying):
-            run.uses(operand)
             continue
         index = operand.samples.index
         if any(index.shape[i] > 1 and c not in right for i, c in enumerate(term)):
