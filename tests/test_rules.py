@@ -264,6 +264,10 @@ CASES = {
     "minimum": (lambda x: torch.minimum(x, x.roll(1, -1)), STEPS),
     "topk": (lambda x: x.topk(3, dim=-1).values, STEPS),
     "sort": (lambda x: x.sort(dim=-1)[0], STEPS),
+    "product with sign": (lambda x: x * x.sign(), STEPS),
+    "where compared": (lambda x: torch.where(x > 0, x, 0.1 * x), STEPS),
+    "masked_fill compared": (lambda x: x.masked_fill(~(x > 0), 0.0), STEPS),
+    "mask as numbers": (lambda x: x * (x > 0).to(x.dtype).mean(1, keepdim=True), STEPS),
     "hand-made relu": (lambda x: x * (x > 0), STEPS),
 }  # fmt: skip
 
@@ -446,6 +450,62 @@ def test_draws_outside_of_the_domain_of_a_function_are_told():
     covary.track(net, POSITIVE.float(), samples=3)
     with pytest.raises(ValueError, match="NaN or infinite draws"):
         covary.verify(net, POSITIVE.float(), draws=320)
+
+
+@pytest.mark.parametrize("function", [lambda x: x * x.sign(), lambda x: x * (x > 0)])
+def test_products_with_comparisons_are_tracked(function):
+    """They are choices, not pairs, in draws as in moments."""
+    net = covary.convert(Apply(lambda x: torch.tanh(function(x))).eval(), noise=0.1)
+    covary.track(net, STEPS.float())
+    assert net(STEPS.float()).variance.isfinite().all()
+
+
+class Tokens(nn.Module):
+    """An embedding of whole numbers that were moved about before."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.embedding, self.function = nn.Embedding(10, 4), function
+
+    def forward(self, ids):
+        return self.function(ids, self.embedding)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda ids, e: e(ids.t()).transpose(0, 1),
+        lambda ids, e: e(ids.reshape(-1)).view(3, 5, 4),
+        lambda ids, e: e(ids.view(-1)).view(3, 5, 4),
+        lambda ids, e: torch.stack([e(each) for each in ids.t()], 1),
+        lambda ids, e: e(ids.flip(1)).flip(1),
+        lambda ids, e: e(ids.clamp(min=0)),
+        lambda ids, e: torch.stack([e(each) for each in ids.unbind(1)], 1),
+    ],
+)
+def test_whole_numbers_keep_their_samples(function):
+    ids = torch.randint(10, (3, 5), generator=generator())
+    model = Tokens(function).eval()
+    net = covary.convert(model, noise=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrackingWarning)
+        found = net(ids)
+    torch.testing.assert_close(found.mean, model.embedding(ids))
+    torch.testing.assert_close(found.covariance_matrix, 0.01 * torch.eye(20).expand(3, 20, 20))
+
+
+def test_transformers_with_a_padding_mask():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    x, mask = STEPS.float(), torch.arange(5).expand(3, 5) >= torch.tensor([[5], [3], [4]])
+    net = covary.convert(model, noise={"input": 1e-3})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = net(x, src_key_padding_mask=mask)
+    with torch.enable_grad():
+        truth = model(x, src_key_padding_mask=mask)
+    torch.testing.assert_close(found.mean[~mask], truth[~mask], rtol=1e-3, atol=1e-4)
+    assert found.variance.isfinite().all()
 
 
 def test_a_rule_of_ones_own():

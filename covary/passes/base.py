@@ -70,8 +70,8 @@ class Pass(ABC):
         self.started = False
 
     @abstractmethod
-    def lift(self, value: Tensor, name: str) -> Varying:
-        """A plain tensor that noise enters."""
+    def lift(self, value: Tensor, name: str, samples: Samples | None = None) -> Varying:
+        """A plain tensor that noise enters; without ``samples``, it lies as inputs do."""
 
     @abstractmethod
     def noisy(self, x: Varying) -> Varying:
@@ -125,10 +125,13 @@ class Pass(ABC):
             return function(*plain(list(args)), **plain(dict(kwargs)))
         outer, self.function = self.function, function
         try:
-            if rule is None:
-                raise self._no_rule(name_of(function))
-            # Half precision has neither the range nor the digits for variances.
             values = varying_in([*args, *kwargs.values()])
+            if rule is None:
+                name = name_of(function)
+                if name in _READS_VALUES or any(value.node >= 0 for value in values):
+                    raise self._no_rule(name)
+                rule = _OF_CONSTANTS
+            # Half precision has neither the range nor the digits for variances.
             with without_autocast(values[0].numbers.device):
                 return self._checked_call(rule, args, kwargs, values)
         finally:
@@ -188,6 +191,9 @@ class Pass(ABC):
     def _result(
         self, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[Varying]
     ) -> Any:
+        varies = [value.node >= 0 for value in values]
+        if not any(varies) and not rule.lifts:
+            return self._of_constants(rule, args, kwargs, values)
         if rule.is_composed:
             assert rule.apply is not None
             self._composed.append(name_of(self.function))
@@ -195,19 +201,49 @@ class Pass(ABC):
                 return rule.apply(*args, **kwargs)
             finally:
                 self._composed.pop()
-        varies = [value.node >= 0 for value in values]
-        if not any(varies):
-            try:
-                found = self.function(*plain(list(args)), **plain(dict(kwargs)))
-            except RuntimeError as error:
-                raise self.refusal(
-                    f"Its inputs are whole numbers ({error}).",
-                    "Give real ones (x.float()); only embeddings take whole numbers.",
-                ) from error
-            return pytree.tree_map(self._still_whole, found)
+        if rule.is_choice and rule.in_place:
+            raise self.refusal(
+                "It writes what holds for the means into a value that varies.",
+                "Write the function without its underscore.",
+            )
         if not all(varies):
             args, kwargs = pytree.tree_map(_unless_constant, (list(args), dict(kwargs)))
         return self.follow(rule, args, kwargs)
+
+    def _of_constants(
+        self, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[Varying]
+    ) -> Any:
+        """The function itself, of values none of which varies."""
+        if self.function is Tensor.__iter__:
+            return iter(args[0].unbind(0))
+        try:
+            found = self.function(*plain(list(args)), **plain(dict(kwargs)))
+        except RuntimeError as error:
+            if all(value.is_floating_point() for value in values):
+                raise
+            raise self.refusal(
+                f"Its inputs are whole numbers ({error}).",
+                "Give real ones (x.float()); only embeddings take whole numbers.",
+            ) from error
+        first = args[0] if args else None
+        if isinstance(first, Tensor) and found is plain(first):
+            return first  # written in place
+        if rule.is_moving and isinstance(first, Varying) and first.samples is not NO_SAMPLES:
+            others, options = plain(list(args[1:])), plain(dict(kwargs))
+            samples = first.samples.moved(
+                lambda index: self.function(index.contiguous(), *others, **options), first.shape
+            )
+            if isinstance(found, Tensor):
+                return Varying(found, self, -1, samples)
+            pairs = zip(found, samples, strict=True)
+            return type(found)(Varying(part, self, -1, owner) for part, owner in pairs)
+        return pytree.tree_map(lambda part: self.constant(part, values), found)
+
+    def constant(self, found: Any, values: Sequence[Varying]) -> Any:
+        """What was found from these values, as a value of the same samples that does not vary."""
+        if not isinstance(found, Tensor):
+            return found
+        return Varying(found, self, -1, NO_SAMPLES if self.is_drawing else _behind(found, values))
 
     def refusal(self, why: str, remedy: str = _REMEDY) -> ConversionError:
         """The error that names the module, the function that was called and what to do."""
@@ -238,11 +274,6 @@ class Pass(ABC):
     def _axis(self, value: Tensor) -> int:
         return self.batch_dim if value.dim() > self.batch_dim else 0
 
-    def _still_whole(self, value: Any) -> Any:
-        if isinstance(value, Tensor) and not value.is_floating_point():
-            return Varying(value, self, -1, Samples.along(value, 0) if value.dim() else NO_SAMPLES)
-        return value
-
     def _no_rule(self, name: str) -> ConversionError:
         if name in _READS_VALUES:
             return self.refusal(
@@ -259,6 +290,28 @@ class Pass(ABC):
 
 # A pass of draws needs not know which element belongs to which sample.
 NO_SAMPLES: Any = None
+# Of functions without a rule, which may be used on what does not vary.
+_OF_CONSTANTS = Rule(lambda *args, **kwargs: None)
+
+
+def _behind(found: Tensor, values: Sequence[Varying]) -> Samples:
+    """Which sample each element belongs to, behind an elementwise function or a reduction."""
+    shape = found.shape
+    for value in sorted(values, key=lambda value: -value.samples.index.numel()):
+        samples = value.samples
+        for dim in range(value.dim()) if found.dim() < value.dim() else ():
+            if value.shape[:dim] + value.shape[dim + 1 :] == shape:
+                samples = value.samples.without([dim])
+                if samples.index.dim() == found.dim():
+                    break
+        sizes = samples.of_dim(found.dim()).index.shape
+        if len(sizes) == len(shape) and all(
+            size in (1, whole) for size, whole in zip(sizes, shape, strict=True)
+        ):
+            return samples.of_dim(found.dim())
+    if not shape:
+        return Samples(torch.zeros((), dtype=torch.int64, device=found.device), 1)
+    return Samples.along(found, 0)
 
 
 def _unless_constant(value: Any) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor
 from covary import activations
 from covary.activations import MomentActivation
 from covary.rules.helpers import differentiated, fixed, mapped, merged, without
-from covary.rules.registry import CHOICE, RULES, Rule, composed, rule
+from covary.rules.registry import CHOICE, RULES, Rule, composed, register, rule
 from covary.varying import Varying, plain
 
 
@@ -209,16 +209,21 @@ def chosen(x: Varying, *args: Any, **kwargs: Any) -> Any:
     return type(found)((value, *found[1:]))
 
 
-@rule(
+_COMPARING = (
     *("gt", "lt", "ge", "le", "eq", "ne", "greater", "less", "greater_equal", "less_equal"),
-    *("not_equal", "isnan", "isinf", "isfinite", "argmax", "argmin", "argsort", "sign"),
+    *("not_equal", "isnan", "isinf", "isfinite", "argsort", "sign", "isclose"),
     *("logical_not", "logical_and", "logical_or", "signbit", "bitwise_not"),
     *(Tensor.__eq__, Tensor.__ne__, Tensor.__gt__, Tensor.__ge__, Tensor.__lt__, Tensor.__le__),
-    *(Tensor.__and__, Tensor.__or__, Tensor.__invert__),
+    *(Tensor.__and__, Tensor.__or__, Tensor.__invert__, "argmax", "argmin"),
 )
-def compared(*args: Any, **kwargs: Any) -> Tensor:
-    """What holds for the means; it does not vary."""
-    value = next(each for each in args if isinstance(each, Varying))
-    value.run.note(CHOICE)
-    result: Tensor = value.run.function(*plain(list(args)), **plain(kwargs))
-    return result
+
+
+def compared(*args: Any, **kwargs: Any) -> Any:
+    """What holds for the means; it does not vary, but no Python ``if`` may ask for it."""
+    values = [value for value in args if isinstance(value, Varying)]
+    run = values[0].run
+    run.note(CHOICE)
+    return run.constant(run.function(*plain(list(args)), **plain(kwargs)), values)
+
+
+register(_COMPARING, Rule(compared, is_choice=True))

@@ -98,6 +98,12 @@ def attention(
     return weights @ value
 
 
+@composed(torch._nested_tensor_from_mask_left_aligned)
+def no_nested_tensors(x: Any, mask: Any) -> bool:
+    """Let nn.TransformerEncoder take its ordinary path, which pads."""
+    return False
+
+
 @composed(F.multi_head_attention_forward)
 def multi_head_attention(
     query: Any,

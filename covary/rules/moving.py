@@ -101,7 +101,7 @@ def _first(values: Sequence[Any]) -> Varying:
     return next(value for value in values if isinstance(value, Varying))
 
 
-register(_MOVING, Rule(moved))
+register(_MOVING, Rule(moved, is_moving=True))
 
 
 @rule("cat", "concat", "concatenate")
