@@ -90,6 +90,13 @@ REFUSED = {
         lambda x: torch.baddbmm(x, batch1=x, batch2=x),
         "does not take these arguments",
     ),
+    "batch statistics": (lambda x: F.batch_norm(x, None, None, training=True), "samples mix"),
+    "dropout": (lambda x: F.dropout(x, 0.5), "at random in evaluation"),
+    "alpha_dropout": (lambda x: F.alpha_dropout(x, 0.5, True), "at random"),
+    "random numbers": (lambda x: x + torch.randn_like(x), "random numbers of its own"),
+    "random choices": (lambda x: x * torch.bernoulli(x.sigmoid()), "random numbers of its own"),
+    "median of all": (lambda x: x - x.median(), "goes over all elements"),
+    "shape in place": (lambda x: x.unsqueeze_(1), "changes the shape of a value in place"),
     "no rule": (lambda x: torch.fft.rfft(x).real, "There is no rule for it"),
     "half": (lambda x: x.half(), "float16"),
     "over the batch": (lambda x: x - x.mean(0), "different samples"),
@@ -110,6 +117,11 @@ def test_what_has_no_moments_is_refused(name):
     assert why in message
     assert "module 'inner'" in message
     assert message.endswith(".")
+
+
+def test_powers_of_several_exponents():
+    with pytest.raises(ConversionError, match=r"tensor of shape \(4,\).*exp\("):
+        run(lambda x: x ** torch.arange(4.0))
 
 
 def test_custom_functions_are_noticed_without_gradients_too():

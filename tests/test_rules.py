@@ -133,6 +133,8 @@ CASES = {
     # linear maps
     "linear": (lambda x: F.linear(x, weights(3, 8), weights(3)), STEPS),
     "matmul": (lambda x: x @ weights(8, 3), STEPS),
+    "matmul by a vector": (lambda x: x @ weights(8), STEPS),
+    "matmul of a vector": (lambda x: weights(5) @ x, STEPS),
     "rmatmul": (lambda x: weights(3, 5) @ x, STEPS),
     "bmm": (lambda x: torch.bmm(x, x.transpose(1, 2)), STEPS),
     "matmul of two": (lambda x: x @ x.mT, STEPS),
@@ -143,6 +145,10 @@ CASES = {
     "add": (lambda x: x + 2 * x.flip(-1), STEPS),
     "add broadcast": (lambda x: x + x.mean(1, keepdim=True), STEPS),
     "add constant": (lambda x: 1 + x + weights(8), STEPS),
+    "constant in the type of a value": (
+        lambda x: x * weights(8).float().to(x) + weights(8).float().type_as(x).expand_as(x),
+        STEPS,
+    ),
     "add larger constant": (lambda x: x.mean(1, keepdim=True) + weights(5, 8), STEPS),
     "sub": (lambda x: x.sub(x.roll(1, -1), alpha=0.5), STEPS),
     "rsub": (lambda x: 3 - x, STEPS),
@@ -214,6 +220,14 @@ CASES = {
     "pad reflect": (lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"), IMAGE),
     "masked_fill": (lambda x: x.masked_fill(MASK, 0.0), STEPS),
     "where": (lambda x: torch.where(MASK, x, -x), STEPS),
+    "where as a method": (lambda x: x.where(MASK, 2 * x), STEPS),
+    "windows as columns": (lambda x: F.unfold(x, 3, padding=1, stride=2), IMAGE),
+    "columns to images": (lambda x: F.fold(F.unfold(x, 3) * 2, 6, 3), IMAGE),
+    "cumsum in place": (lambda x: x.clone().cumsum_(1), STEPS),
+    "cat of expanded": (
+        lambda x: torch.cat([x, x[:1].expand(3, 5, 8)], 0).view(2, 3, 40)[0] * 2,
+        STEPS,
+    ),
     "tril": (lambda x: x.tril(), STEPS),
     "gather": (lambda x: x.gather(1, torch.zeros(len(x), 2, 8, dtype=torch.int64)), STEPS),
     # averages
@@ -247,10 +261,17 @@ CASES = {
         lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=MASK[:, :5] | _eye()),
         STEPS,
     ),
+    "softmax, dim by torch": (lambda x: F.softmax(x), IMAGE),
+    "normalize by place": (lambda x: F.normalize(x, 2, -1), STEPS),
     # maxima and choices
     "max_pool1d": (lambda x: F.max_pool1d(x, 2), LINE),
     "max_pool2d": (lambda x: F.max_pool2d(x, 2), IMAGE),
     "max_pool2d overlapping": (lambda x: F.max_pool2d(x, 3, stride=2, padding=1), IMAGE),
+    "max_pool2d, wide padding": (lambda x: F.max_pool2d(x, 5, 1, 2), IMAGE),
+    "max_pool2d stride 3": (lambda x: F.max_pool2d(x, 4, 3, (1, 2)), LARGE),
+    "clamp by tensors": (lambda x: x.clamp(-weights(8).abs(), weights(8).abs()), STEPS),
+    "clamp by a tensor": (lambda x: torch.clamp(x, max=weights(8)), STEPS),
+    "median": (lambda x: x.median(1).values, STEPS),
     "max_pool2d dilated": (lambda x: F.max_pool2d(x, 2, dilation=2), IMAGE),
     "max_pool2d ceil": (lambda x: F.max_pool2d(x, 4, ceil_mode=True), IMAGE),
     "max_pool3d": (lambda x: F.max_pool3d(x, 2), BLOCK),
@@ -380,6 +401,27 @@ def test_views_are_views_in_any_memory_layout():
         moments(through_flatten, IMAGE)
 
 
+def test_windows_do_not_compare_an_element_with_itself():
+    """Noise of each sample at the border is that of the elements inside the window alone."""
+    x = torch.tensor([[[[0.0, 5.0], [0.0, 0.0]]], [[[5.0, 0.0], [0.0, 0.0]]]])
+    net = covary.convert(Apply(lambda x: F.max_pool2d(x, 5, 1, 2)).eval(), noise=0.1)
+    covary.track(net, x)
+    torch.testing.assert_close(net(x).variance, torch.full((2, 1, 2, 2), 0.01))
+
+
+def test_mixed_types():
+    def doubled(x):
+        return (x @ weights(8, 4).float()) * weights(4)
+
+    found = moments(lambda x: doubled(x.float()), STEPS)
+    assert found.mean.dtype == torch.float64
+    truth = jacobian_covariance(lambda x: x @ weights(8, 4) * weights(4), STEPS)
+    assert relative(found.covariance_matrix, truth) < 1e-5
+    found = moments(lambda x: x.float().sum(1, dtype=torch.float64), STEPS)
+    truth = jacobian_covariance(lambda x: x.sum(1), STEPS)
+    assert relative(found.covariance_matrix, truth) < 1e-5
+
+
 SITES = {
     "relu": lambda x: F.relu(x),
     "relu in place": lambda x: F.relu(x.clone(), inplace=True),
@@ -452,9 +494,17 @@ def test_draws_outside_of_the_domain_of_a_function_are_told():
         covary.verify(net, POSITIVE.float(), draws=320)
 
 
-@pytest.mark.parametrize("function", [lambda x: x * x.sign(), lambda x: x * (x > 0)])
-def test_products_with_comparisons_are_tracked(function):
-    """They are choices, not pairs, in draws as in moments."""
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * x.sign(),
+        lambda x: x * (x > 0),
+        lambda x: x * torch.ones(8, dtype=torch.float64).to(x),
+        lambda x: x * torch.ones(8).expand_as(x),
+    ],
+)
+def test_products_with_constants_are_tracked(function):
+    """They are not pairs, in draws as in moments."""
     net = covary.convert(Apply(lambda x: torch.tanh(function(x))).eval(), noise=0.1)
     covary.track(net, STEPS.float())
     assert net(STEPS.float()).variance.isfinite().all()

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from covary.activations import MomentActivation
@@ -43,6 +43,14 @@ _READS_VALUES = {
     "__complex__", "__contains__", "equal", "allclose", "nonzero", "is_nonzero", "unique",
     "masked_select",
 }  # fmt: skip
+_RANDOM = {
+    "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "normal_", "uniform_",
+    "multinomial", "poisson", "rrelu", "rrelu_",
+}  # fmt: skip
+# A constant in the type or shape of a value that varies.
+_AS_ANOTHER = {
+    Tensor.to, Tensor.type_as, Tensor.expand_as, Tensor.view_as, Tensor.reshape_as,
+}  # fmt: skip
 _ONE_NAME = {"axis": "dim", "keepdims": "keepdim"}
 _WRITES = {"__setitem__", "copy_", "index_copy_", "scatter_", "index_add_", "fill_"}
 
@@ -65,6 +73,7 @@ class Pass(ABC):
         self._start = start
         self.function: Any = None
         self._where: list[str] = []
+        self._modules: list[nn.Module] = []
         self._composed: list[str] = []
         self._counts: Counter[str] = Counter()
         self.started = False
@@ -98,6 +107,7 @@ class Pass(ABC):
     def enter(self, module: Located, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a module, whose path stands in the names of calls and in messages."""
         self._where.append(module.path)
+        self._modules.append(module.module)
         try:
             if module.path == self._start:
                 args, kwargs = self.lifted((tuple(args), dict(kwargs)))
@@ -114,6 +124,7 @@ class Pass(ABC):
             raise
         finally:
             self._where.pop()
+            self._modules.pop()
 
     def call(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -192,8 +203,12 @@ class Pass(ABC):
         self, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[Varying]
     ) -> Any:
         varies = [value.node >= 0 for value in values]
+        if self.function in _AS_ANOTHER and not isinstance(args[0], Varying):
+            return self.function(*plain(list(args)), **plain(dict(kwargs)))
         if not any(varies) and not rule.lifts:
             return self._of_constants(rule, args, kwargs, values)
+        if not all(varies) and not rule.lifts:
+            args, kwargs = pytree.tree_map(_unless_constant, (list(args), dict(kwargs)))
         if rule.is_composed:
             assert rule.apply is not None
             self._composed.append(name_of(self.function))
@@ -206,8 +221,14 @@ class Pass(ABC):
                 "It writes what holds for the means into a value that varies.",
                 "Write the function without its underscore.",
             )
-        if not all(varies):
-            args, kwargs = pytree.tree_map(_unless_constant, (list(args), dict(kwargs)))
+        if rule.is_moving and rule.in_place:
+            raise self.refusal(
+                "It changes the shape of a value in place.",
+                "Write the function without its underscore.",
+            )
+        if rule.in_place and not self.is_drawing:  # rules make new values
+            name = name_of(self.function).rstrip("_")
+            self.function = getattr(Tensor, name, self.function)
         return self.follow(rule, args, kwargs)
 
     def _of_constants(
@@ -263,6 +284,11 @@ class Pass(ABC):
         """The noise that enters before the activation that is being called."""
         return self.noise.at(self._path()) if RULES[self.function].has_noise else NO_NOISE
 
+    @property
+    def is_training(self) -> bool:
+        """Whether the module that runs is in training mode."""
+        return bool(self._modules) and self._modules[-1].training
+
     def _label(self) -> str:
         """Path of the module and function; of one that is made of others, its own name."""
         name = self._composed[0] if self._composed else name_of(self.function)
@@ -285,6 +311,8 @@ class Pass(ABC):
                 "It writes into a value that varies.",
                 "Make a new tensor instead: torch.cat, torch.stack, torch.where.",
             )
+        if name in _RANDOM:
+            return self.refusal("It draws random numbers of its own, whose variance would be lost.")
         return self.refusal("There is no rule for it.")
 
 

@@ -130,23 +130,33 @@ def _pooling(dims: int) -> Callable[..., Any]:
             return chosen_windows(
                 x, dims, by_means, kernel_size, stride, padding, dilation, ceil_mode, return_indices
             )
-        if any(pads):
-            # The nearest element inside is in every window that reaches outside.
-            x = F.pad(x, [pad for pad in reversed(pads) for _ in range(2)], mode="replicate")
-        for axis, (kernel, step) in enumerate(zip(kernels, steps, strict=True), start=-dims):
-            count = (x.shape[axis] - kernel) // step + 1
-            behind = (slice(None),) * (-1 - axis)
-            ends = [(low, low + (count - 1) * step + 1, step) for low in range(kernel)]
-            places: list[Any] = [(..., slice(*end), *behind) for end in ends]
-            shifted = [x[place] for place in places]
-            while len(shifted) > 1:
-                pairs = zip(shifted[::2], shifted[1::2], strict=False)
-                rest = shifted[len(shifted) - len(shifted) % 2 :]
-                shifted = [*(torch.maximum(a, b) for a, b in pairs), *rest]
-            x = shifted[0]
+        for axis in range(dims):
+            x = _largest_in_windows(x, axis - dims, kernels[axis], steps[axis], pads[axis])
         return x
 
     return apply
+
+
+def _largest_in_windows(x: Any, axis: int, kernel: int, step: int, pad: int) -> Any:
+    """The largest in each window along a dimension; windows at the ends have fewer elements."""
+    size = x.shape[axis]
+    # Outputs whose windows have the same places inside are made together.
+    groups: dict[tuple[int, int], list[int]] = {}
+    for out in range((size + 2 * pad - kernel) // step + 1):
+        inside = max(0, pad - out * step), min(kernel, size + pad - out * step)
+        groups.setdefault(inside, []).append(out * step - pad)
+    behind = (slice(None),) * (-1 - axis)
+    parts = []
+    for (low, high), starts in groups.items():
+        ends = [slice(starts[0] + i, starts[-1] + i + 1, step) for i in range(low, high)]
+        places: list[Any] = [(..., end, *behind) for end in ends]
+        shifted = [x[place] for place in places]
+        while len(shifted) > 1:
+            pairs = zip(shifted[::2], shifted[1::2], strict=False)
+            rest = shifted[len(shifted) - len(shifted) % 2 :]
+            shifted = [*(torch.maximum(a, b) for a, b in pairs), *rest]
+        parts += shifted
+    return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
 
 
 def _adaptive(dims: int) -> Callable[..., Any]:
@@ -199,6 +209,8 @@ for _dims_ in (1, 2, 3):
 def chosen(x: Varying, *args: Any, **kwargs: Any) -> Any:
     """Some of the elements along a dimension, by the order of the means."""
     function = x.run.function
+    if function.__name__ == "median" and not args and "dim" not in kwargs:
+        raise x.run.refusal("It goes over all elements, the batch among them.", "Name its dim=.")
     first = 1 if function.__name__ in ("topk", "kthvalue") else 0
     given = args[first] if len(args) > first and not isinstance(args[first], bool) else -1
     dim = kwargs.get("dim", given)

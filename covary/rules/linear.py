@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covary.rules.helpers import differentiated, estimated, fixed, kept, mapped, merged, summed_to
-from covary.rules.registry import EXACT, rule
+from covary.rules.registry import BATCH, EXACT, rule
 from covary.varying import Varying, plain
 
 
@@ -37,6 +37,13 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Varying:
     """Exact in evaluation. In training, the statistics are the means', and count as constant."""
+    of_batch = training or running_var is None
+    if of_batch and not x.run.is_training:
+        raise x.run.refusal(
+            "It normalises by the statistics of the batch in evaluation, so samples mix.",
+            "Give it running statistics: nn.BatchNorm2d(..., track_running_stats=True).",
+        )
+    kind = BATCH if of_batch else EXACT
     mean = F.batch_norm(x.numbers, running_mean, running_var, weight, bias, training, momentum, eps)
     if training or running_var is None:
         others = [dim for dim in range(x.dim()) if dim != 1]
@@ -50,9 +57,9 @@ def batch_norm(
     by_channel = scale.view(-1, *[1] * (x.numbers.dim() - 2))
     if x.before_scaling is not None:
         before, scaled_by = x.before_scaling
-        value = mapped(before, mean, scaled_by(scale), samples=x.samples)
+        value = mapped(before, mean, scaled_by(scale), samples=x.samples, kind=kind)
     else:
-        value = mapped(x, mean, lambda rows: rows * by_channel)
+        value = mapped(x, mean, lambda rows: rows * by_channel, kind=kind)
     return estimated(value, [x], lambda v: v * by_channel.square())
 
 
@@ -77,14 +84,14 @@ def rsub(x: Any, y: Any, *, alpha: float = 1) -> Varying:
 def _sum(x: Any, y: Any, a: float, b: float) -> Varying:
     values = [value for value in (x, y) if isinstance(value, Varying)]
     factors = [factor for value, factor in ((x, a), (y, b)) if isinstance(value, Varying)]
-    shapes = [value.shape for value in values]
+    shapes, dtypes = [value.shape for value in values], [value.dtype for value in values]
     left, right = plain(x), plain(y)
     mean = (left if a == 1 else a * left) + (right if b == 1 else b * right)
 
     def pull(rows: Tensor) -> list[Tensor]:
         return [
-            summed_to(rows if factor == 1 else factor * rows, shape)
-            for factor, shape in zip(factors, shapes, strict=True)
+            summed_to(rows if factor == 1 else factor * rows, shape).to(dtype)
+            for factor, shape, dtype in zip(factors, shapes, dtypes, strict=True)
         ]
 
     samples = merged(values).of_dim(mean.dim())
@@ -164,12 +171,29 @@ def to(x: Varying, *args: Any, **kwargs: Any) -> Varying:
     return mapped(x, mean, lambda rows: rows.to(device, dtype))
 
 
-@rule("dropout", "alpha_dropout", "feature_dropout", "dropout1d", "dropout2d", "dropout3d")
+@rule("dropout", "feature_dropout", "dropout1d", "dropout2d", "dropout3d")
 def dropout(x: Varying, *args: Any, **kwargs: Any) -> Varying:
     """Nothing in evaluation. In training, the mask counts as constant."""
-    ones = torch.ones_like(x.numbers)
-    mask = x.run.on_means(ones, *args, **kwargs)
-    return x if bool((mask == 1).all()) else scaled(x, mask)
+    mask = x.run.on_means(torch.ones_like(x.numbers), *args, **kwargs)
+    if bool((mask == 1).all()):
+        return x
+    if not x.run.is_training:
+        raise x.run.refusal(
+            "It drops elements at random in evaluation.",
+            "Give it training=self.training, or drop nothing (p=0).",
+        )
+    dropped = scaled(x, mask)
+    return x.become(dropped) if kwargs.get("inplace", args[2:3] == (True,)) else dropped
+
+
+@rule("alpha_dropout", "feature_alpha_dropout")
+def alpha_dropout(
+    x: Varying, p: float = 0.5, training: bool = False, inplace: bool = False
+) -> Varying:
+    """Nothing in evaluation."""
+    if training and p > 0:
+        raise x.run.refusal("It drops elements at random.", "Fine-tune with p=0.")
+    return x
 
 
 @rule("masked_fill")
@@ -190,3 +214,9 @@ def where(condition: Any, input: Any, other: Any) -> Varying:
     values = [value for value in (input, other) if isinstance(value, Varying)]
 
     return differentiated(torch.where, [condition, input, other], merged(values), EXACT)
+
+
+@rule(Tensor.where)
+def where_method(input: Any, condition: Any, other: Any) -> Varying:
+    """The same as a method of the first value."""
+    return where(condition, input, other)  # type: ignore[no-any-return]

@@ -23,11 +23,18 @@ def _linearised(x: Varying, dims: Sequence[int], *args: Any, **kwargs: Any) -> V
     )
 
 
-@rule("softmax", "log_softmax", "softmin", "normalize")
-def softmax(x: Varying, *args: Any, **kwargs: Any) -> Varying:
+@rule("softmax", "log_softmax", "softmin")
+def softmax(x: Varying, dim: int | None = None, *args: Any, **kwargs: Any) -> Varying:
     """Along one dimension, which is not the batch."""
-    dim = kwargs.get("dim", next((each for each in args if isinstance(each, int)), 1))
-    return _linearised(x, [dim], *args, **kwargs)
+    if dim is None:  # as torch chooses it
+        dim = 0 if x.dim() in (0, 1, 3) else 1
+    return _linearised(x, [dim], dim, *args, **kwargs)
+
+
+@rule("normalize")
+def normalize(x: Varying, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Varying:
+    """x / |x| along one dimension, which is not the batch."""
+    return _linearised(x, [dim], p, dim, eps)
 
 
 @rule("layer_norm", "rms_norm")

@@ -117,7 +117,15 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Varying:
     if all(value.samples.index.shape[dim] == 1 for value in values):
         samples = merged(values)
     elif len(values) == len(tensors):
-        index = torch.cat([value.samples.index for value in values], dim)
+        parts = [value.samples.index for value in values]
+        sizes_of = [max(part.shape[i] for part in parts) for i in range(mean.dim())]
+        index = torch.cat(
+            [
+                part.expand([n if i == dim else size for i, size in enumerate(sizes_of)])
+                for part, n in zip(parts, sizes, strict=True)
+            ],
+            dim,
+        )
         samples = type(first.samples)(index, first.samples.batch)
     else:
         raise run.refusal("It puts values that do not vary beside samples of the batch.")
@@ -147,6 +155,29 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
 def hstack(tensors: Sequence[Any]) -> Any:
     """Values side by side along the second dimension."""
     return torch.cat(list(tensors), 1 if tensors[0].dim() > 1 else 0)
+
+
+@rule(F.unfold)
+def windows(x: Varying, *args: Any, **kwargs: Any) -> Varying:
+    """Windows of images (B, C, H, W) as columns (B, C k k', L)."""
+    fixed(x, range(1, x.dim()))
+
+    def on(value: Tensor) -> Tensor:
+        return F.unfold(value, *args, **kwargs)
+
+    return estimated(differentiated(on, [x], x.samples.without([-1]), EXACT), [x], on)
+
+
+@rule(F.fold)
+def folded(x: Varying, *args: Any, **kwargs: Any) -> Varying:
+    """Columns (B, C k k', L) added up to images (B, C, H, W)."""
+    fixed(x, range(1, x.dim()))
+
+    def on(value: Tensor) -> Tensor:
+        return F.fold(value, *args, **kwargs)
+
+    samples = x.samples.moved(lambda index: index[..., None], x.shape)
+    return estimated(differentiated(on, [x], samples, EXACT), [x], on)
 
 
 @rule("tril", "triu")

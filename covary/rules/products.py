@@ -29,7 +29,7 @@ def multiply(x: Any, y: Any) -> Varying:
         mx, my = mx.detach(), my.detach()
 
     def pull(rows: Tensor) -> list[Tensor]:
-        return [summed_to(rows * my, mx.shape), summed_to(rows * mx, my.shape)]
+        return [summed_to(rows * b, a.shape).to(a.dtype) for a, b in ((mx, my), (my, mx))]
 
     product: Varying = x.run.product(x, y, merged([x, y]), pull)
     return product
@@ -70,6 +70,10 @@ def matmul(x: Any, y: Any) -> Varying:
     run = _run(x, y)
     if run.function is Tensor.__rmatmul__:
         x, y = y, x
+    if y.dim() == 1 and not isinstance(y, Varying):
+        return torch.matmul(x, y[:, None]).squeeze(-1)  # type: ignore[return-value]
+    if x.dim() == 1 and not isinstance(x, Varying):
+        return torch.matmul(x[None], y).squeeze(-2)  # type: ignore[return-value]
     if min(x.dim(), y.dim()) < 2:
         raise run.refusal(
             "It takes a vector without batch dimension.", "Give it a dimension: [:, None]."

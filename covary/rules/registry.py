@@ -30,6 +30,7 @@ MATCHED = "moment matched"
 PRODUCT = "product"
 LINEARISED = "linearised"
 CHOICE = "choice at the mean"
+BATCH = "batch statistics"  # of the means, taken for constant
 
 
 class Rule(NamedTuple):
