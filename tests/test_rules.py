@@ -6,7 +6,9 @@ f is: that is what linear functions have at any noise, and all others as noise g
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from torch import nn
 import covary
 from covary.nn.fidelity import TrackingWarning
 from covary.rules import RULES, elementwise, rule
-from covary.varying import ConversionError
+from covary.varying import ConversionError, Varying
 
 SIGMA = 1e-4
 
@@ -420,6 +422,49 @@ def test_mixed_types():
     found = moments(lambda x: x.float().sum(1, dtype=torch.float64), STEPS)
     truth = jacobian_covariance(lambda x: x.sum(1), STEPS)
     assert relative(found.covariance_matrix, truth) < 1e-5
+
+
+def test_tapes_hold_no_values_in_flight():
+    """They would keep all of a pass alive, and through it the tape itself."""
+    alive = []
+    gc.disable()
+    try:
+        for name, (function, x) in CASES.items():
+            runs = []
+
+            def watched(x, function=function, runs=runs):
+                if isinstance(x, Varying):
+                    runs.append(weakref.ref(x.run))
+                return function(x)
+
+            found = moments(watched, x)
+            assert runs
+            if any(run() is not None for run in runs):
+                alive.append(name)
+            del found
+    finally:
+        gc.enable()
+    assert not alive
+
+
+def test_instance_norm_in_training():
+    """Running statistics move as in the model, and once for each pass."""
+    model = nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrackingWarning)
+        net = covary.convert(model.eval(), noise={"input": 1e-4})
+        x = IMAGE.float()
+        by_running = net(x).covariance_matrix
+        torch.testing.assert_close(
+            by_running, 1e-8 / (1 + 1e-5) * torch.eye(144).expand(3, 144, 144)
+        )
+        net.train()
+        found = net(x)
+        moved = model.running_mean.clone()
+        assert relative(found.mean, F.instance_norm(x)) < 1e-5
+        assert found.covariance_matrix.isfinite().all()
+    assert torch.equal(model.running_mean, moved)
+    assert moved.abs().max() > 0
 
 
 SITES = {

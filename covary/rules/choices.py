@@ -16,7 +16,7 @@ from torch import Tensor
 
 from covary import activations
 from covary.activations import MomentActivation
-from covary.rules.helpers import differentiated, fixed, mapped, merged, without
+from covary.rules.helpers import counted, differentiated, fixed, for_each, mapped, merged, without
 from covary.rules.registry import CHOICE, RULES, Rule, composed, register, rule
 from covary.varying import Varying, plain
 
@@ -104,11 +104,11 @@ composed("min")(_extreme(torch.min, amin, torch.minimum))
 
 
 def _dims(x: Any, dim: int | Sequence[int]) -> list[int]:
-    every = [dim] if isinstance(dim, int) else list(dim)
+    every = counted(dim, x.dim())
     if not every:
         raise x.run.refusal("It goes over all elements, the batch among them.", "Name its dim=.")
     fixed(x, every)
-    return [each % x.dim() for each in every]
+    return every
 
 
 def _pooling(dims: int) -> Callable[..., Any]:
@@ -124,9 +124,9 @@ def _pooling(dims: int) -> Callable[..., Any]:
         return_indices: bool = False,
     ) -> Any:
         """The largest in each window, one dimension after the other."""
-        kernels, pads = _each(kernel_size, dims), _each(padding, dims)
-        steps = kernels if stride is None else _each(stride, dims)
-        if return_indices or ceil_mode or max(_each(dilation, dims)) > 1:
+        kernels, pads = for_each(kernel_size, dims), for_each(padding, dims)
+        steps = kernels if stride is None else for_each(stride, dims)
+        if return_indices or ceil_mode or max(for_each(dilation, dims)) > 1:
             return chosen_windows(
                 x, dims, by_means, kernel_size, stride, padding, dilation, ceil_mode, return_indices
             )
@@ -164,7 +164,7 @@ def _adaptive(dims: int) -> Callable[..., Any]:
 
     def apply(x: Any, output_size: Any, return_indices: bool = False) -> Any:
         """The largest in each of so many windows."""
-        sizes = _each(output_size, dims)
+        sizes = for_each(output_size, dims)
         if return_indices or any(size != 1 for size in sizes):
             return chosen_windows(x, dims, by_means, output_size, return_indices)
         return amax(x, range(-dims, 0), keepdim=True)
@@ -191,11 +191,6 @@ def chosen_windows(x: Any, dims: int, by_means: Callable[..., Any], *args: Any) 
 
     pooled = mapped(x, mean, pull, kind=CHOICE)
     return (pooled, indices) if return_indices else pooled
-
-
-def _each(size: Any, dims: int) -> list[int]:
-    sizes = [size] * dims if isinstance(size, int) else list(size)
-    return sizes * dims if len(sizes) == 1 else sizes
 
 
 for _dims_ in (1, 2, 3):

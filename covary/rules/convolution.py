@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covary.rules.helpers import estimated, fixed, kept, mapped
+from covary.rules.helpers import estimated, fixed, for_each, kept, mapped
 from covary.rules.registry import rule
 from covary.varying import Varying
 
@@ -53,7 +53,7 @@ def _convolution(dims: int, *, is_transposed: bool) -> Callable[..., Varying]:
         if x.numbers.dim() != dims + 2:
             raise run.refusal("Its input has no batch dimension.", "Give it one: x[None].")
         fixed(x, range(1, dims + 2))
-        dilation = _tuple(options.get("dilation", 1), dims)
+        dilation = for_each(options.get("dilation", 1), dims)
         if isinstance(padding, str):
             x, padding = _padded(x, padding, weight, dilation)
         if run.noise.is_none:  # to the last digit what the model itself gives
@@ -61,7 +61,7 @@ def _convolution(dims: int, *, is_transposed: bool) -> Callable[..., Varying]:
         else:
             mean = _arranged(forth(x.numbers, _arranged(weight), bias, stride, padding, **options))
         shape = Geometry(
-            x.numbers.shape[1:], mean.shape[1:], _tuple(stride, dims), _tuple(padding, dims),
+            x.numbers.shape[1:], mean.shape[1:], for_each(stride, dims), for_each(padding, dims),
             dilation, options.get("groups", 1), is_transposed,
         )  # fmt: skip
         filters = kept(run, weight)
@@ -160,8 +160,3 @@ def _padded(x: Varying, padding: str, weight: Tensor, dilation: Sequence[int]) -
         total = d * (k - 1)
         sizes += [total // 2, total - total // 2]
     return F.pad(x, sizes), 0
-
-
-def _tuple(size: Size, dims: int) -> tuple[int, ...]:
-    sizes = (size,) * dims if isinstance(size, int) else tuple(size)
-    return sizes * dims if len(sizes) == 1 else sizes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from covary.rules.registry import Rule, register
@@ -22,4 +23,5 @@ def embedding(x: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
     return run.lift(found, run.named(), samples)
 
 
-register(("embedding", "embedding_bag"), Rule(embedding, is_composed=True, lifts=True))
+# Those of torch itself have another order of arguments.
+register((F.embedding, F.embedding_bag), Rule(embedding, is_composed=True, lifts=True))

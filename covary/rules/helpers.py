@@ -103,7 +103,9 @@ def by_derivative(
         back = torch.func.vjp(function, *means)[1]
         try:
             pulled: Sequence[Tensor] = torch.func.vmap(back)(rows)
-        except RuntimeError:  # functions that vmap does not know: row by row
+        except RuntimeError as error:  # functions that vmap does not know: row by row
+            if not any(word in str(error) for word in ("vmap", "batching rule", "NYI")):
+                raise
             pulled = [torch.stack(parts) for parts in zip(*map(back, rows), strict=True)]
         return pulled
 
@@ -164,6 +166,17 @@ MIXING = (
     "Only models that treat each sample by itself have a covariance for each. If the batch is not "
     "the first dimension of the inputs, say so: covary.convert(model, batch_dim=...)."
 )
+
+
+def counted(dim: int | Sequence[int], count: int) -> list[int]:
+    """Dimensions of a value that has so many, counted from the first."""
+    return [each % count for each in ([dim] if isinstance(dim, int) else dim)]
+
+
+def for_each(size: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    """A size, stride or padding for each of so many dimensions."""
+    sizes = (size,) if isinstance(size, int) else tuple(size)
+    return sizes * dims if len(sizes) == 1 else sizes
 
 
 def fixed(x: Varying, dims: Sequence[int]) -> None:

@@ -25,7 +25,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Varying:
     return estimated(value, [x], lambda v: F.linear(v, by.square()))
 
 
-@rule("batch_norm")
+@rule(F.batch_norm)  # torch.batch_norm has another order of arguments
 def batch_norm(
     x: Varying,
     running_mean: Tensor | None,

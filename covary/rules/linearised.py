@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covary.rules.helpers import differentiated, estimated, fixed, kept
+from covary.rules.helpers import counted, differentiated, estimated, fixed, kept
 from covary.rules.registry import LINEARISED, composed, rule
 from covary.varying import Varying
 
@@ -53,7 +53,29 @@ def layer_norm(x: Varying, normalized_shape: Sequence[int], *args: Any, **kwargs
     return estimated(value, [x], spread)
 
 
-@rule("group_norm", "instance_norm", "local_response_norm")
+@rule(F.instance_norm)
+def instance_norm(
+    x: Varying,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Varying:
+    """Over the positions of each channel; running statistics move once, in the forward pass."""
+    if use_input_stats and running_mean is not None:
+        with torch.no_grad():
+            F.instance_norm(x.numbers, running_mean, running_var, momentum=momentum)
+        running_mean = running_var = None
+    return _linearised(
+        x, range(1, x.dim()), running_mean, running_var, weight, bias, use_input_stats, momentum,
+        eps,
+    )  # fmt: skip
+
+
+@rule("group_norm", "local_response_norm")
 def group_norm(x: Varying, *args: Any, **kwargs: Any) -> Varying:
     """Over channels and positions of each sample."""
     return _linearised(x, range(1, x.dim()), *args, **kwargs)
@@ -67,7 +89,7 @@ def reduced(x: Varying, *args: Any, **kwargs: Any) -> Varying:
     dims = kwargs.get("dim", first if first is not None else (args[1] if len(args) > 1 else None))
     if dims is None or isinstance(dims, bool):
         raise run.refusal("It goes over all elements, the batch among them.", "Name its dim=.")
-    every = [dim % x.dim() for dim in ([dims] if isinstance(dims, int) else dims)]
+    every = counted(dims, x.dim())
     fixed(x, every)
     mean = function(x.numbers, *args, **kwargs)
     samples = x.samples.without(every) if mean.dim() < x.dim() else x.samples
