@@ -377,6 +377,7 @@ LATER = {
     "index": (_index_changed, IMAGE),
     "split": (_sizes_changed, IMAGE),
     "factor": (_factor_changed, STEPS),
+    "dropped nowhere": (lambda x: F.dropout(x, 0.0, True, True) * 2, STEPS),
     "same tensor": (_same_tensor, STEPS),
     "contiguous": (_contiguous_copy, STEPS),
 }
@@ -412,16 +413,32 @@ def test_windows_do_not_compare_an_element_with_itself():
 
 
 def test_mixed_types():
-    def doubled(x):
-        return (x @ weights(8, 4).float()) * weights(4)
+    def both(x, weight):
+        return F.linear(x, weight) * weights(4)
 
-    found = moments(lambda x: doubled(x.float()), STEPS)
+    truth = jacobian_covariance(lambda x: both(x, weights(4, 8)), STEPS)
+    found = moments(lambda x: both(x.float(), weights(4, 8).float()), STEPS)
     assert found.mean.dtype == torch.float64
-    truth = jacobian_covariance(lambda x: x @ weights(8, 4) * weights(4), STEPS)
     assert relative(found.covariance_matrix, truth) < 1e-5
-    found = moments(lambda x: x.float().sum(1, dtype=torch.float64), STEPS)
-    truth = jacobian_covariance(lambda x: x.sum(1), STEPS)
+    truth = jacobian_covariance(lambda x: F.linear(x, weights(4, 8)).sum(1), STEPS)
+    found = moments(
+        lambda x: F.linear(x.float(), weights(4, 8).float()).sum(1, dtype=torch.float64), STEPS
+    )
     assert relative(found.covariance_matrix, truth) < 1e-5
+
+
+def test_batch_statistics_are_told():
+    """In training they are those of the means, taken for constant, and not called exact."""
+    net = covary.convert(nn.BatchNorm1d(8).double().eval(), noise={"input": SIGMA})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrackingWarning)
+        net(STEPS[:, 0])
+        assert "batch statistics" not in str(net)
+        net.train()
+        found = net(STEPS[:, 0])
+        assert "batch statistics" in str(net)
+    scale = SIGMA**2 / (STEPS[:, 0].var(0, correction=0) + 1e-5)
+    torch.testing.assert_close(found.variance, scale.expand(3, 8))
 
 
 def test_tapes_hold_no_values_in_flight():
