@@ -427,6 +427,27 @@ def test_mixed_types():
     assert relative(found.covariance_matrix, truth) < 1e-5
 
 
+def test_dropout_in_place_in_training():
+    class Drops(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop = nn.Dropout(0.5, inplace=True)
+            self.weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+        def forward(self, x):
+            y = x * 1.0
+            self.drop(y)
+            return y
+
+    net = covary.convert(Drops().eval(), noise={"input": SIGMA}).train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrackingWarning)
+        found = net(STEPS)
+    dropped = found.mean == 0
+    assert 0.2 < dropped.double().mean() < 0.8
+    torch.testing.assert_close(found.variance, torch.where(dropped, 0.0, 4 * SIGMA**2).double())
+
+
 def test_batch_statistics_are_told():
     """In training they are those of the means, taken for constant, and not called exact."""
     net = covary.convert(nn.BatchNorm1d(8).double().eval(), noise={"input": SIGMA})
