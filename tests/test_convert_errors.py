@@ -71,7 +71,10 @@ def through_a_view(x):
 
 REFUSED = {
     "item": (lambda x: x * x.sum(1)[0].item(), "reads the numbers"),
-    "python if": (lambda x: x if x.mean(1)[0] > 0 else -x, None),
+    "python if": (lambda x: x if x.mean(1)[0] > 0 else -x, "reads the numbers"),
+    "python if on all": (lambda x: x if (x > 0).all() else -x, "reads the numbers"),
+    "item of a comparison": (lambda x: x * (x > 0).sum(1)[0].item(), "reads the numbers"),
+    "comparison in place": (lambda x: x.sign_(), "into a value that varies"),
     "float": (lambda x: x * float(x[0, 0]), "reads the numbers"),
     "numpy": (lambda x: torch.from_numpy(np.tanh(x.numpy())), "reads the numbers"),
     "numpy function": (lambda x: torch.as_tensor(np.asarray(x)), "reads the numbers"),
@@ -81,6 +84,19 @@ REFUSED = {
     "in place on a plain tensor": (lambda x: torch.zeros(3, 4).add_(x), "into a plain tensor"),
     "through a view": (through_a_view, "another view of the same memory"),
     "custom function": (lambda x: Doubled.apply(x), "torch.autograd.Function"),
+    "out": (lambda x: torch.add(x, 1, out=torch.empty(3, 4)), "writes into out="),
+    "out that varies": (lambda x: torch.add(x.numbers, 1, out=x), "writes into out="),
+    "unknown argument": (
+        lambda x: torch.baddbmm(x, batch1=x, batch2=x),
+        "does not take these arguments",
+    ),
+    "batch statistics": (lambda x: F.batch_norm(x, None, None, training=True), "samples mix"),
+    "dropout": (lambda x: F.dropout(x, 0.5), "at random in evaluation"),
+    "alpha_dropout": (lambda x: F.alpha_dropout(x, 0.5, True), "at random"),
+    "random numbers": (lambda x: x + torch.randn_like(x), "random numbers of its own"),
+    "random choices": (lambda x: x * torch.bernoulli(x.sigmoid()), "random numbers of its own"),
+    "median of all": (lambda x: x - x.median(), "goes over all elements"),
+    "shape in place": (lambda x: x.unsqueeze_(1), "changes the shape of a value in place"),
     "no rule": (lambda x: torch.fft.rfft(x).real, "There is no rule for it"),
     "half": (lambda x: x.half(), "float16"),
     "over the batch": (lambda x: x - x.mean(0), "different samples"),
@@ -95,14 +111,17 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_has_no_moments_is_refused(name):
     function, why = REFUSED[name]
-    if why is None:  # a choice at the mean is allowed to compare, but not to branch
-        return
     with pytest.raises(ConversionError) as caught:
         run(function)
     message = str(caught.value)
     assert why in message
     assert "module 'inner'" in message
     assert message.endswith(".")
+
+
+def test_powers_of_several_exponents():
+    with pytest.raises(ConversionError, match=r"tensor of shape \(4,\).*exp\("):
+        run(lambda x: x ** torch.arange(4.0))
 
 
 def test_custom_functions_are_noticed_without_gradients_too():

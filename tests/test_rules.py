@@ -6,17 +6,19 @@ f is: that is what linear functions have at any noise, and all others as noise g
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import covary
 from covary.nn.fidelity import TrackingWarning
 from covary.rules import RULES, elementwise, rule
-from covary.varying import ConversionError
+from covary.varying import ConversionError, Varying
 
 SIGMA = 1e-4
 
@@ -44,15 +46,14 @@ def moments(function, x, noise=SIGMA):
         return net(x)
 
 
-def jacobian_covariance(function, x):
-    def one(sample: Tensor) -> Tensor:
-        return function(sample[None]).flatten()
-
-    found = []
-    for sample in x:
-        jacobian = torch.func.jacrev(one)(sample).flatten(1)
-        found.append(SIGMA**2 * jacobian @ jacobian.mT)
-    return torch.stack(found)
+def jacobian_covariance(function, x, differentiate=torch.func.jacrev):
+    """(B, m, m) sigma^2 J J^T, by the derivative of the whole batch: samples must not mix."""
+    batch = len(x)
+    jacobian = differentiate(lambda x: function(x).reshape(batch, -1))(x)
+    jacobian = jacobian.reshape(batch, -1, batch, x[0].numel())
+    own = torch.stack([jacobian[i, :, i] for i in range(batch)])
+    assert jacobian.square().sum() <= own.square().sum() * (1 + 1e-12)
+    return SIGMA**2 * own @ own.mT
 
 
 def generator():
@@ -60,6 +61,7 @@ def generator():
 
 
 IMAGE = torch.randn(3, 4, 6, 6, generator=generator(), dtype=torch.float64)
+LARGE = torch.randn(2, 2, 11, 12, generator=generator(), dtype=torch.float64)
 LINE = torch.randn(3, 4, 7, generator=generator(), dtype=torch.float64)
 BLOCK = torch.randn(2, 2, 4, 4, 4, generator=generator(), dtype=torch.float64)
 STEPS = torch.randn(3, 5, 8, generator=generator(), dtype=torch.float64)
@@ -87,6 +89,15 @@ CASES = {
     "conv2d one channel": (
         lambda x: F.conv2d(x[:, :1], weights(5, 1, 3, 3), stride=2, padding=1),
         IMAGE,
+    ),
+    "conv2d strided, large": (
+        lambda x: F.conv2d(x, weights(5, 2, 3, 3), weights(5), stride=2, padding=1),
+        LARGE,
+    ),
+    "conv2d stride 3, large": (lambda x: F.conv2d(x, weights(5, 2, 4, 2), stride=3), LARGE),
+    "conv2d stride 2, even": (
+        lambda x: F.conv2d(x, weights(5, 2, 2, 5), stride=2, padding=(0, 2)),
+        LARGE,
     ),
     "conv3d": (lambda x: F.conv3d(x, weights(3, 2, 2, 2, 2), stride=2), BLOCK),
     "conv_transpose1d": (lambda x: F.conv_transpose1d(x, weights(4, 3, 3), stride=2), LINE),
@@ -124,6 +135,8 @@ CASES = {
     # linear maps
     "linear": (lambda x: F.linear(x, weights(3, 8), weights(3)), STEPS),
     "matmul": (lambda x: x @ weights(8, 3), STEPS),
+    "matmul by a vector": (lambda x: x @ weights(8), STEPS),
+    "matmul of a vector": (lambda x: weights(5) @ x, STEPS),
     "rmatmul": (lambda x: weights(3, 5) @ x, STEPS),
     "bmm": (lambda x: torch.bmm(x, x.transpose(1, 2)), STEPS),
     "matmul of two": (lambda x: x @ x.mT, STEPS),
@@ -134,6 +147,10 @@ CASES = {
     "add": (lambda x: x + 2 * x.flip(-1), STEPS),
     "add broadcast": (lambda x: x + x.mean(1, keepdim=True), STEPS),
     "add constant": (lambda x: 1 + x + weights(8), STEPS),
+    "constant in the type of a value": (
+        lambda x: x * weights(8).float().to(x) + weights(8).float().type_as(x).expand_as(x),
+        STEPS,
+    ),
     "add larger constant": (lambda x: x.mean(1, keepdim=True) + weights(5, 8), STEPS),
     "sub": (lambda x: x.sub(x.roll(1, -1), alpha=0.5), STEPS),
     "rsub": (lambda x: 3 - x, STEPS),
@@ -144,6 +161,17 @@ CASES = {
     "div by tensor": (lambda x: x / (1 + weights(8).abs()), STEPS),
     "augmented": (lambda x: _augmented(x), STEPS),
     "lerp by hand": (lambda x: 0.3 * x + 0.7 * x.mean(-1, keepdim=True), STEPS),
+    # torch's other names of arguments
+    "linear by name": (lambda x: F.linear(input=x, weight=weights(3, 8), bias=weights(3)), STEPS),
+    "matmul by name": (lambda x: torch.matmul(x, other=weights(8, 3)), STEPS),
+    "mul by name": (lambda x: x.mul(other=2.0), STEPS),
+    "add by name": (lambda x: torch.add(input=x, other=x.flip(1)), STEPS),
+    "reshape by name": (lambda x: torch.reshape(input=x, shape=(len(x), -1)), STEPS),
+    "conv2d by name": (lambda x: F.conv2d(input=x, weight=weights(5, 4, 3, 3)), IMAGE),
+    "softmax by name": (lambda x: torch.softmax(input=x, dim=-1), STEPS),
+    "mean by axis": (lambda x: x.mean(axis=1, keepdims=True), STEPS),
+    "where by name": (lambda x: torch.where(MASK, input=x, other=-x), STEPS),
+    "where all by name": (lambda x: torch.where(condition=MASK, input=x, other=-x), STEPS),
     # products of two that vary
     "product": (lambda x: x * x.flip(-1), STEPS),
     "gate": (lambda x: x * x.mean((1,), keepdim=True), STEPS),
@@ -194,6 +222,14 @@ CASES = {
     "pad reflect": (lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"), IMAGE),
     "masked_fill": (lambda x: x.masked_fill(MASK, 0.0), STEPS),
     "where": (lambda x: torch.where(MASK, x, -x), STEPS),
+    "where as a method": (lambda x: x.where(MASK, 2 * x), STEPS),
+    "windows as columns": (lambda x: F.unfold(x, 3, padding=1, stride=2), IMAGE),
+    "columns to images": (lambda x: F.fold(F.unfold(x, 3) * 2, 6, 3), IMAGE),
+    "cumsum in place": (lambda x: x.clone().cumsum_(1), STEPS),
+    "cat of expanded": (
+        lambda x: torch.cat([x, x[:1].expand(3, 5, 8)], 0).view(2, 3, 40)[0] * 2,
+        STEPS,
+    ),
     "tril": (lambda x: x.tril(), STEPS),
     "gather": (lambda x: x.gather(1, torch.zeros(len(x), 2, 8, dtype=torch.int64)), STEPS),
     # averages
@@ -227,10 +263,17 @@ CASES = {
         lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=MASK[:, :5] | _eye()),
         STEPS,
     ),
+    "softmax, dim by torch": (lambda x: F.softmax(x), IMAGE),
+    "normalize by place": (lambda x: F.normalize(x, 2, -1), STEPS),
     # maxima and choices
     "max_pool1d": (lambda x: F.max_pool1d(x, 2), LINE),
     "max_pool2d": (lambda x: F.max_pool2d(x, 2), IMAGE),
     "max_pool2d overlapping": (lambda x: F.max_pool2d(x, 3, stride=2, padding=1), IMAGE),
+    "max_pool2d, wide padding": (lambda x: F.max_pool2d(x, 5, 1, 2), IMAGE),
+    "max_pool2d stride 3": (lambda x: F.max_pool2d(x, 4, 3, (1, 2)), LARGE),
+    "clamp by tensors": (lambda x: x.clamp(-weights(8).abs(), weights(8).abs()), STEPS),
+    "clamp by a tensor": (lambda x: torch.clamp(x, max=weights(8)), STEPS),
+    "median": (lambda x: x.median(1).values, STEPS),
     "max_pool2d dilated": (lambda x: F.max_pool2d(x, 2, dilation=2), IMAGE),
     "max_pool2d ceil": (lambda x: F.max_pool2d(x, 4, ceil_mode=True), IMAGE),
     "max_pool3d": (lambda x: F.max_pool3d(x, 2), BLOCK),
@@ -244,6 +287,10 @@ CASES = {
     "minimum": (lambda x: torch.minimum(x, x.roll(1, -1)), STEPS),
     "topk": (lambda x: x.topk(3, dim=-1).values, STEPS),
     "sort": (lambda x: x.sort(dim=-1)[0], STEPS),
+    "product with sign": (lambda x: x * x.sign(), STEPS),
+    "where compared": (lambda x: torch.where(x > 0, x, 0.1 * x), STEPS),
+    "masked_fill compared": (lambda x: x.masked_fill(~(x > 0), 0.0), STEPS),
+    "mask as numbers": (lambda x: x * (x > 0).to(x.dtype).mean(1, keepdim=True), STEPS),
     "hand-made relu": (lambda x: x * (x > 0), STEPS),
 }  # fmt: skip
 
@@ -279,6 +326,183 @@ def test_covariance_is_that_of_the_jacobian(name):
     assert relative(found.project(rows).covariance_matrix, expected) < 1e-9
     diagonal = found.covariance_matrix.diagonal(dim1=1, dim2=2)
     torch.testing.assert_close(moments(function, x).variance.flatten(1), diagonal)
+
+
+def _filled_then_changed(x, change):
+    mask = MASK.clone()
+    y = change(x, mask)
+    mask.logical_not_()
+    return y
+
+
+def _index_changed(x):
+    index = ROW.clone()
+    y = x[:, index]
+    index.zero_()
+    return y
+
+
+def _sizes_changed(x):
+    sizes = [1, 3]
+    y = x.split(sizes, 1)[0]
+    sizes.reverse()
+    return y
+
+
+def _factor_changed(x):
+    t = torch.ones(1, dtype=x.dtype)
+    y = x * t
+    t += 1
+    return y * t
+
+
+def _same_tensor(x):
+    y = x * 1.0
+    z = y.double()
+    z.mul_(3.0)
+    return y
+
+
+def _contiguous_copy(x):
+    y = x * 1.0
+    z = y.transpose(1, 2).contiguous()
+    z.mul_(2.0)
+    return y + z.transpose(1, 2)
+
+
+# Models that write in place, or change constants after they were used.
+LATER = {
+    "masked_fill": (lambda x: _filled_then_changed(x, lambda x, m: x.masked_fill(m, 0.0)), STEPS),
+    "where": (lambda x: _filled_then_changed(x, lambda x, m: torch.where(m, x, 2 * x)), STEPS),
+    "index": (_index_changed, IMAGE),
+    "split": (_sizes_changed, IMAGE),
+    "factor": (_factor_changed, STEPS),
+    "dropped nowhere": (lambda x: F.dropout(x, 0.0, True, True) * 2, STEPS),
+    "same tensor": (_same_tensor, STEPS),
+    "contiguous": (_contiguous_copy, STEPS),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_what_changes_after_its_use(name):
+    function, x = LATER[name]
+    found = moments(function, x)
+    torch.testing.assert_close(found.mean, function(x))
+    truth = jacobian_covariance(function, x, torch.func.jacfwd)
+    assert relative(found.covariance_matrix, truth) < 1e-9
+
+
+def test_views_are_views_in_any_memory_layout():
+    """Convolutions lie in memory here as they do not in the model, where flatten is a view."""
+
+    def through_flatten(x):
+        h = F.conv2d(x, weights(5, 4, 3, 3))
+        F.relu(h.flatten(1), inplace=True)
+        return h.mean((2, 3))
+
+    with pytest.raises(ConversionError, match="another view of the same memory"):
+        moments(through_flatten, IMAGE)
+
+
+def test_windows_do_not_compare_an_element_with_itself():
+    """Noise of each sample at the border is that of the elements inside the window alone."""
+    x = torch.tensor([[[[0.0, 5.0], [0.0, 0.0]]], [[[5.0, 0.0], [0.0, 0.0]]]])
+    net = covary.convert(Apply(lambda x: F.max_pool2d(x, 5, 1, 2)).eval(), noise=0.1)
+    covary.track(net, x)
+    torch.testing.assert_close(net(x).variance, torch.full((2, 1, 2, 2), 0.01))
+
+
+def test_mixed_types():
+    def both(x, weight):
+        return F.linear(x, weight) * weights(4)
+
+    truth = jacobian_covariance(lambda x: both(x, weights(4, 8)), STEPS)
+    found = moments(lambda x: both(x.float(), weights(4, 8).float()), STEPS)
+    assert found.mean.dtype == torch.float64
+    assert relative(found.covariance_matrix, truth) < 1e-5
+    truth = jacobian_covariance(lambda x: F.linear(x, weights(4, 8)).sum(1), STEPS)
+    found = moments(
+        lambda x: F.linear(x.float(), weights(4, 8).float()).sum(1, dtype=torch.float64), STEPS
+    )
+    assert relative(found.covariance_matrix, truth) < 1e-5
+
+
+def test_dropout_in_place_in_training():
+    class Drops(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop = nn.Dropout(0.5, inplace=True)
+            self.weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+        def forward(self, x):
+            y = x * 1.0
+            self.drop(y)
+            return y
+
+    net = covary.convert(Drops().eval(), noise={"input": SIGMA}).train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrackingWarning)
+        found = net(STEPS)
+    dropped = found.mean == 0
+    assert 0.2 < dropped.double().mean() < 0.8
+    torch.testing.assert_close(found.variance, torch.where(dropped, 0.0, 4 * SIGMA**2).double())
+
+
+def test_batch_statistics_are_told():
+    """In training they are those of the means, taken for constant, and not called exact."""
+    net = covary.convert(nn.BatchNorm1d(8).double().eval(), noise={"input": SIGMA})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrackingWarning)
+        net(STEPS[:, 0])
+        assert "batch statistics" not in str(net)
+        net.train()
+        found = net(STEPS[:, 0])
+        assert "batch statistics" in str(net)
+    scale = SIGMA**2 / (STEPS[:, 0].var(0, correction=0) + 1e-5)
+    torch.testing.assert_close(found.variance, scale.expand(3, 8))
+
+
+def test_tapes_hold_no_values_in_flight():
+    """They would keep all of a pass alive, and through it the tape itself."""
+    alive = []
+    gc.disable()
+    try:
+        for name, (function, x) in CASES.items():
+            runs = []
+
+            def watched(x, function=function, runs=runs):
+                if isinstance(x, Varying):
+                    runs.append(weakref.ref(x.run))
+                return function(x)
+
+            found = moments(watched, x)
+            assert runs
+            if any(run() is not None for run in runs):
+                alive.append(name)
+            del found
+    finally:
+        gc.enable()
+    assert not alive
+
+
+def test_instance_norm_in_training():
+    """Running statistics move as in the model, and once for each pass."""
+    model = nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrackingWarning)
+        net = covary.convert(model.eval(), noise={"input": 1e-4})
+        x = IMAGE.float()
+        by_running = net(x).covariance_matrix
+        torch.testing.assert_close(
+            by_running, 1e-8 / (1 + 1e-5) * torch.eye(144).expand(3, 144, 144)
+        )
+        net.train()
+        found = net(x)
+        moved = model.running_mean.clone()
+        assert relative(found.mean, F.instance_norm(x)) < 1e-5
+        assert found.covariance_matrix.isfinite().all()
+    assert torch.equal(model.running_mean, moved)
+    assert moved.abs().max() > 0
 
 
 SITES = {
@@ -351,6 +575,70 @@ def test_draws_outside_of_the_domain_of_a_function_are_told():
     covary.track(net, POSITIVE.float(), samples=3)
     with pytest.raises(ValueError, match="NaN or infinite draws"):
         covary.verify(net, POSITIVE.float(), draws=320)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * x.sign(),
+        lambda x: x * (x > 0),
+        lambda x: x * torch.ones(8, dtype=torch.float64).to(x),
+        lambda x: x * torch.ones(8).expand_as(x),
+    ],
+)
+def test_products_with_constants_are_tracked(function):
+    """They are not pairs, in draws as in moments."""
+    net = covary.convert(Apply(lambda x: torch.tanh(function(x))).eval(), noise=0.1)
+    covary.track(net, STEPS.float())
+    assert net(STEPS.float()).variance.isfinite().all()
+
+
+class Tokens(nn.Module):
+    """An embedding of whole numbers that were moved about before."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.embedding, self.function = nn.Embedding(10, 4), function
+
+    def forward(self, ids):
+        return self.function(ids, self.embedding)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda ids, e: e(ids.t()).transpose(0, 1),
+        lambda ids, e: e(ids.reshape(-1)).view(3, 5, 4),
+        lambda ids, e: e(ids.view(-1)).view(3, 5, 4),
+        lambda ids, e: torch.stack([e(each) for each in ids.t()], 1),
+        lambda ids, e: e(ids.flip(1)).flip(1),
+        lambda ids, e: e(ids.clamp(min=0)),
+        lambda ids, e: torch.stack([e(each) for each in ids.unbind(1)], 1),
+    ],
+)
+def test_whole_numbers_keep_their_samples(function):
+    ids = torch.randint(10, (3, 5), generator=generator())
+    model = Tokens(function).eval()
+    net = covary.convert(model, noise=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrackingWarning)
+        found = net(ids)
+    torch.testing.assert_close(found.mean, model.embedding(ids))
+    torch.testing.assert_close(found.covariance_matrix, 0.01 * torch.eye(20).expand(3, 20, 20))
+
+
+def test_transformers_with_a_padding_mask():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    x, mask = STEPS.float(), torch.arange(5).expand(3, 5) >= torch.tensor([[5], [3], [4]])
+    net = covary.convert(model, noise={"input": 1e-3})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = net(x, src_key_padding_mask=mask)
+    with torch.enable_grad():
+        truth = model(x, src_key_padding_mask=mask)
+    torch.testing.assert_close(found.mean[~mask], truth[~mask], rtol=1e-3, atol=1e-4)
+    assert found.variance.isfinite().all()
 
 
 def test_a_rule_of_ones_own():

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from covary.activations import MomentActivation
@@ -43,7 +43,16 @@ _READS_VALUES = {
     "__complex__", "__contains__", "equal", "allclose", "nonzero", "is_nonzero", "unique",
     "masked_select",
 }  # fmt: skip
-_WRITES = {"__setitem__", "copy_", "masked_fill_", "index_copy_", "scatter_", "index_add_", "fill_"}
+_RANDOM = {
+    "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "normal_", "uniform_",
+    "multinomial", "poisson", "rrelu", "rrelu_",
+}  # fmt: skip
+# A constant in the type or shape of a value that varies.
+_AS_ANOTHER = {
+    Tensor.to, Tensor.type_as, Tensor.expand_as, Tensor.view_as, Tensor.reshape_as,
+}  # fmt: skip
+_ONE_NAME = {"axis": "dim", "keepdims": "keepdim"}
+_WRITES = {"__setitem__", "copy_", "index_copy_", "scatter_", "index_add_", "fill_"}
 
 
 class Call(NamedTuple):
@@ -64,13 +73,14 @@ class Pass(ABC):
         self._start = start
         self.function: Any = None
         self._where: list[str] = []
+        self._modules: list[nn.Module] = []
         self._composed: list[str] = []
         self._counts: Counter[str] = Counter()
         self.started = False
 
     @abstractmethod
-    def lift(self, value: Tensor, name: str) -> Varying:
-        """A plain tensor that noise enters."""
+    def lift(self, value: Tensor, name: str, samples: Samples | None = None) -> Varying:
+        """A plain tensor that noise enters; without ``samples``, it lies as inputs do."""
 
     @abstractmethod
     def noisy(self, x: Varying) -> Varying:
@@ -97,6 +107,7 @@ class Pass(ABC):
     def enter(self, module: Located, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a module, whose path stands in the names of calls and in messages."""
         self._where.append(module.path)
+        self._modules.append(module.module)
         try:
             if module.path == self._start:
                 args, kwargs = self.lifted((tuple(args), dict(kwargs)))
@@ -113,20 +124,25 @@ class Pass(ABC):
             raise
         finally:
             self._where.pop()
+            self._modules.pop()
 
     def call(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """What a torch function makes of arguments, some of which are Varying."""
+        args, kwargs = self._by_place(function, args, kwargs)
         rule = RULES.get(function)
         if rule is not None and rule.apply is None and rule.activation is None:
             return function(*plain(list(args)), **plain(dict(kwargs)))
         outer, self.function = self.function, function
         try:
-            if rule is None:
-                raise self._no_rule(name_of(function))
-            # Half precision has neither the range nor the digits for variances.
             values = varying_in([*args, *kwargs.values()])
+            if rule is None:
+                name = name_of(function)
+                if name in _READS_VALUES or any(value.node >= 0 for value in values):
+                    raise self._no_rule(name)
+                rule = _OF_CONSTANTS
+            # Half precision has neither the range nor the digits for variances.
             with without_autocast(values[0].numbers.device):
                 return self._checked_call(rule, args, kwargs, values)
         finally:
@@ -146,7 +162,12 @@ class Pass(ABC):
                 "Write that function with torch functions alone, or let moments begin behind it "
                 "(covary.convert(model, start=...)).",
             )
-        result = self._result(rule, args, kwargs, values)
+        try:
+            result = self._result(rule, args, kwargs, values)
+        except TypeError as error:
+            if _takes(rule, args, kwargs):
+                raise
+            raise self.refusal(f"Its rule does not take these arguments ({error}).") from error
         writes = rule.in_place or (rule.activation and is_in_place(rule, args, kwargs))
         if not writes or not isinstance(result, Varying):
             return result
@@ -158,9 +179,36 @@ class Pass(ABC):
             )
         return args[0] if result is args[0] else args[0].become(result)
 
+    def _by_place(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Arguments as rules take them: the first ones by place, and each by one name."""
+        if not kwargs:
+            return args, kwargs
+        given = {_ONE_NAME.get(name, name): value for name, value in kwargs.items()}
+        if given.pop("out", None) is not None:
+            self.function = function
+            raise self.refusal("It writes into out=.", "Take what it returns instead.")
+        # Not the first ones by place: of torch.where and torch.addmm.
+        if "condition" in given or "mat1" in given or (args and "input" in given):
+            return args, given
+        args = [*args]
+        for place, names in enumerate((("input",), ("other", "mat2"))):
+            for name in names:
+                if len(args) == place and name in given:
+                    args.append(given.pop(name))
+        return args, given
+
     def _result(
         self, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[Varying]
     ) -> Any:
+        varies = [value.node >= 0 for value in values]
+        if self.function in _AS_ANOTHER and not isinstance(args[0], Varying):
+            return self.function(*plain(list(args)), **plain(dict(kwargs)))
+        if not any(varies) and not rule.lifts:
+            return self._of_constants(rule, args, kwargs, values)
+        if not all(varies) and not rule.lifts:
+            args, kwargs = pytree.tree_map(_unless_constant, (list(args), dict(kwargs)))
         if rule.is_composed:
             assert rule.apply is not None
             self._composed.append(name_of(self.function))
@@ -168,19 +216,55 @@ class Pass(ABC):
                 return rule.apply(*args, **kwargs)
             finally:
                 self._composed.pop()
-        varies = [value.node >= 0 for value in values]
-        if not any(varies):
-            try:
-                found = self.function(*plain(list(args)), **plain(dict(kwargs)))
-            except RuntimeError as error:
-                raise self.refusal(
-                    f"Its inputs are whole numbers ({error}).",
-                    "Give real ones (x.float()); only embeddings take whole numbers.",
-                ) from error
-            return pytree.tree_map(self._still_whole, found)
-        if not all(varies):
-            args, kwargs = pytree.tree_map(_unless_constant, (list(args), dict(kwargs)))
+        if rule.is_choice and rule.in_place:
+            raise self.refusal(
+                "It writes what holds for the means into a value that varies.",
+                "Write the function without its underscore.",
+            )
+        if rule.is_moving and rule.in_place:
+            raise self.refusal(
+                "It changes the shape of a value in place.",
+                "Write the function without its underscore.",
+            )
+        if rule.in_place and not self.is_drawing:  # rules make new values
+            name = name_of(self.function).rstrip("_")
+            self.function = getattr(Tensor, name, self.function)
         return self.follow(rule, args, kwargs)
+
+    def _of_constants(
+        self, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[Varying]
+    ) -> Any:
+        """The function itself, of values none of which varies."""
+        if self.function is Tensor.__iter__:
+            return iter(args[0].unbind(0))
+        try:
+            found = self.function(*plain(list(args)), **plain(dict(kwargs)))
+        except RuntimeError as error:
+            if all(value.is_floating_point() for value in values):
+                raise
+            raise self.refusal(
+                f"Its inputs are whole numbers ({error}).",
+                "Give real ones (x.float()); only embeddings take whole numbers.",
+            ) from error
+        first = args[0] if args else None
+        if isinstance(first, Tensor) and found is plain(first):
+            return first  # written in place
+        if rule.is_moving and isinstance(first, Varying) and first.samples is not NO_SAMPLES:
+            others, options = plain(list(args[1:])), plain(dict(kwargs))
+            samples = first.samples.moved(
+                lambda index: self.function(index.contiguous(), *others, **options), first.shape
+            )
+            if isinstance(found, Tensor):
+                return Varying(found, self, -1, samples)
+            pairs = zip(found, samples, strict=True)
+            return type(found)(Varying(part, self, -1, owner) for part, owner in pairs)
+        return pytree.tree_map(lambda part: self.constant(part, values), found)
+
+    def constant(self, found: Any, values: Sequence[Varying]) -> Any:
+        """What was found from these values, as a value of the same samples that does not vary."""
+        if not isinstance(found, Tensor):
+            return found
+        return Varying(found, self, -1, NO_SAMPLES if self.is_drawing else _behind(found, values))
 
     def refusal(self, why: str, remedy: str = _REMEDY) -> ConversionError:
         """The error that names the module, the function that was called and what to do."""
@@ -200,6 +284,11 @@ class Pass(ABC):
         """The noise that enters before the activation that is being called."""
         return self.noise.at(self._path()) if RULES[self.function].has_noise else NO_NOISE
 
+    @property
+    def is_training(self) -> bool:
+        """Whether the module that runs is in training mode."""
+        return bool(self._modules) and self._modules[-1].training
+
     def _label(self) -> str:
         """Path of the module and function; of one that is made of others, its own name."""
         name = self._composed[0] if self._composed else name_of(self.function)
@@ -210,11 +299,6 @@ class Pass(ABC):
 
     def _axis(self, value: Tensor) -> int:
         return self.batch_dim if value.dim() > self.batch_dim else 0
-
-    def _still_whole(self, value: Any) -> Any:
-        if isinstance(value, Tensor) and not value.is_floating_point():
-            return Varying(value, self, -1, Samples.along(value, 0) if value.dim() else NO_SAMPLES)
-        return value
 
     def _no_rule(self, name: str) -> ConversionError:
         if name in _READS_VALUES:
@@ -227,11 +311,35 @@ class Pass(ABC):
                 "It writes into a value that varies.",
                 "Make a new tensor instead: torch.cat, torch.stack, torch.where.",
             )
+        if name in _RANDOM:
+            return self.refusal("It draws random numbers of its own, whose variance would be lost.")
         return self.refusal("There is no rule for it.")
 
 
 # A pass of draws needs not know which element belongs to which sample.
 NO_SAMPLES: Any = None
+# Of functions without a rule, which may be used on what does not vary.
+_OF_CONSTANTS = Rule(lambda *args, **kwargs: None)
+
+
+def _behind(found: Tensor, values: Sequence[Varying]) -> Samples:
+    """Which sample each element belongs to, behind an elementwise function or a reduction."""
+    shape = found.shape
+    for value in sorted(values, key=lambda value: -value.samples.index.numel()):
+        samples = value.samples
+        for dim in range(value.dim()) if found.dim() < value.dim() else ():
+            if value.shape[:dim] + value.shape[dim + 1 :] == shape:
+                samples = value.samples.without([dim])
+                if samples.index.dim() == found.dim():
+                    break
+        sizes = samples.of_dim(found.dim()).index.shape
+        if len(sizes) == len(shape) and all(
+            size in (1, whole) for size, whole in zip(sizes, shape, strict=True)
+        ):
+            return samples.of_dim(found.dim())
+    if not shape:
+        return Samples(torch.zeros((), dtype=torch.int64, device=found.device), 1)
+    return Samples.along(found, 0)
 
 
 def _unless_constant(value: Any) -> Any:
@@ -251,8 +359,18 @@ def is_in_place(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
     signature = _parameters(rule.activation)
     if "inplace" not in signature.parameters:
         return False
-    options = {name: value for name, value in kwargs.items() if name != "input"}
-    return bool(signature.bind(*args[1:], **options).arguments.get("inplace", False))
+    return bool(signature.bind(*args[1:], **kwargs).arguments.get("inplace", False))
+
+
+def _takes(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the function that a rule is made of has parameters for these arguments."""
+    function, given = (rule.apply, args) if rule.apply else (rule.activation, args[1:])
+    assert function is not None
+    try:
+        inspect.signature(function).bind(*given, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 def _tell_place(error: Exception, path: str) -> None:

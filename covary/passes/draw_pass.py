@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from covary.covariance.samples import Samples
 from covary.passes.base import NO_SAMPLES, Pass, is_in_place
 from covary.rules import Rule
 from covary.sources import INPUT, NoisePlan
@@ -42,7 +43,7 @@ class DrawPass(Pass):
         self.generator = generator
         self.observe = observe
 
-    def lift(self, value: Tensor, name: str) -> Varying:
+    def lift(self, value: Tensor, name: str, samples: Samples | None = None) -> Varying:
         """A draw around a plain tensor."""
         return self.wrapped(self.noise.at(INPUT).draw(value, self.generator))
 
@@ -50,7 +51,7 @@ class DrawPass(Pass):
         """The function itself, of draws."""
         function = self.function
         if rule.activation is not None:
-            x = args[0] if args else kwargs["input"]
+            x = args[0]
             name, source = self.named(), self.source()
             if self.observe is not None:
                 self.observe(name, [x.numbers])
@@ -61,7 +62,7 @@ class DrawPass(Pass):
                     x.numbers.copy_(noisy)
                 else:
                     x = self.wrapped(noisy)
-                args, kwargs = ([x, *args[1:]], kwargs) if args else (args, {**kwargs, "input": x})
+                args = [x, *args[1:]]
         elif rule.is_pair:
             values = [v for v in varying_in([*args, *kwargs.values()]) if v.node >= 0]
             if len(values) == 2:
@@ -69,6 +70,8 @@ class DrawPass(Pass):
                 if self.observe is not None:
                     self.observe(name, [value.numbers for value in values])
         result = function(*plain(list(args)), **plain(dict(kwargs)))
+        if rule.is_choice:
+            return self.constant(result, [])
         first = args[0] if args else None
         if isinstance(first, Varying) and result is first.numbers:
             return first

@@ -57,9 +57,9 @@ class MomentPass(Pass):
         # Calls that need measured numbers, and the dimensions of the batch there.
         self.axes: dict[str, list[int]] = {}
 
-    def lift(self, value: Tensor, name: str) -> Varying:
+    def lift(self, value: Tensor, name: str, samples: Samples | None = None) -> Varying:
         """A plain tensor that noise enters, of the sigma that ``name`` has."""
-        samples = Samples.along(value, self._axis(value))
+        samples = samples or Samples.along(value, self._axis(value))
         if self.tape is None:
             self.tape = Tape(samples.batch, is_supervised=covariance_is_supervised())
         elif samples.batch != self.tape.batch:

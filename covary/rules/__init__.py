@@ -19,6 +19,7 @@ from covary.rules import (  # noqa: F401
 )
 from covary.rules.helpers import differentiated, estimated, mapped, merged, summed_to
 from covary.rules.registry import (
+    BATCH,
     CHOICE,
     EXACT,
     LINEARISED,
@@ -33,7 +34,7 @@ from covary.rules.registry import (
 )
 
 __all__ = [
-    "CHOICE", "EXACT", "LINEARISED", "MATCHED", "PRODUCT", "RULES", "Rule", "about_the_mean",
-    "composed", "differentiated", "elementwise", "estimated", "mapped", "merged", "rule",
-    "summed_to",
+    "BATCH", "CHOICE", "EXACT", "LINEARISED", "MATCHED", "PRODUCT", "RULES", "Rule",
+    "about_the_mean", "composed", "differentiated", "elementwise", "estimated", "mapped", "merged",
+    "rule", "summed_to",
 ]  # fmt: skip

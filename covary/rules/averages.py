@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covary.rules.helpers import differentiated, estimated, fixed, mapped
+from covary.rules.helpers import counted, differentiated, estimated, fixed, mapped
 from covary.rules.registry import EXACT, rule
 from covary.varying import Varying
 
@@ -19,7 +19,7 @@ def _along(name: str, where: Callable[..., Sequence[int] | None]) -> None:
 
     def apply(x: Varying, *args: Any, **kwargs: Any) -> Varying:
         dims = where(x.dim(), *args, **kwargs)
-        every = list(range(x.dim())) if dims is None else [dim % x.dim() for dim in dims]
+        every = list(range(x.dim())) if dims is None else counted(dims, x.dim())
         fixed(x, every)
         function = x.run.function
         mean = function(x.numbers, *args, **kwargs)
@@ -35,7 +35,7 @@ def _along(name: str, where: Callable[..., Sequence[int] | None]) -> None:
 
 
 def _reduced(_: int, *args: Any, **kwargs: Any) -> Sequence[int] | None:
-    dims = kwargs.get("dim", kwargs.get("axis", args[0] if args else None))
+    dims = kwargs.get("dim", args[0] if args else None)
     if dims is None:
         return None
     return [dims] if isinstance(dims, int) else list(dims)
@@ -48,12 +48,10 @@ def _total(is_mean: bool) -> Callable[..., Varying]:
         keepdim: bool = False,
         *,
         dtype: torch.dtype | None = None,
-        axis: int | Sequence[int] | None = None,
     ) -> Varying:
         """Sum or average: rows go back to all elements that were added up."""
         shape, function = x.numbers.shape, x.run.function
-        given = dim if axis is None else axis
-        dims = list(range(len(shape))) if given is None else _each(given, len(shape))
+        dims = list(range(len(shape))) if dim is None else counted(dim, len(shape))
         fixed(x, dims)
         mean = function(x.numbers, dims, keepdim, dtype=dtype)
         share = 1 / math.prod(shape[each] for each in dims) if is_mean else 1.0
@@ -67,10 +65,6 @@ def _total(is_mean: bool) -> Callable[..., Varying]:
         return estimated(value, [x], lambda v: function(v, dims, keepdim))
 
     return apply
-
-
-def _each(dim: int | Sequence[int], count: int) -> list[int]:
-    return [each % count for each in ([dim] if isinstance(dim, int) else dim)]
 
 
 rule("mean")(_total(is_mean=True))

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from covary import activations
 from covary.activations import MomentActivation
-from covary.rules.helpers import differentiated, fixed, mapped, merged, without
-from covary.rules.registry import CHOICE, RULES, Rule, composed, rule
+from covary.rules.helpers import counted, differentiated, fixed, for_each, mapped, merged, without
+from covary.rules.registry import CHOICE, RULES, Rule, composed, register, rule
 from covary.varying import Varying, plain
 
 
@@ -104,11 +104,11 @@ composed("min")(_extreme(torch.min, amin, torch.minimum))
 
 
 def _dims(x: Any, dim: int | Sequence[int]) -> list[int]:
-    every = [dim] if isinstance(dim, int) else list(dim)
+    every = counted(dim, x.dim())
     if not every:
         raise x.run.refusal("It goes over all elements, the batch among them.", "Name its dim=.")
     fixed(x, every)
-    return [each % x.dim() for each in every]
+    return every
 
 
 def _pooling(dims: int) -> Callable[..., Any]:
@@ -124,29 +124,39 @@ def _pooling(dims: int) -> Callable[..., Any]:
         return_indices: bool = False,
     ) -> Any:
         """The largest in each window, one dimension after the other."""
-        kernels, pads = _each(kernel_size, dims), _each(padding, dims)
-        steps = kernels if stride is None else _each(stride, dims)
-        if return_indices or ceil_mode or max(_each(dilation, dims)) > 1:
+        kernels, pads = for_each(kernel_size, dims), for_each(padding, dims)
+        steps = kernels if stride is None else for_each(stride, dims)
+        if return_indices or ceil_mode or max(for_each(dilation, dims)) > 1:
             return chosen_windows(
                 x, dims, by_means, kernel_size, stride, padding, dilation, ceil_mode, return_indices
             )
-        if any(pads):
-            # The nearest element inside is in every window that reaches outside.
-            x = F.pad(x, [pad for pad in reversed(pads) for _ in range(2)], mode="replicate")
-        for axis, (kernel, step) in enumerate(zip(kernels, steps, strict=True), start=-dims):
-            count = (x.shape[axis] - kernel) // step + 1
-            behind = (slice(None),) * (-1 - axis)
-            ends = [(low, low + (count - 1) * step + 1, step) for low in range(kernel)]
-            places: list[Any] = [(..., slice(*end), *behind) for end in ends]
-            shifted = [x[place] for place in places]
-            while len(shifted) > 1:
-                pairs = zip(shifted[::2], shifted[1::2], strict=False)
-                rest = shifted[len(shifted) - len(shifted) % 2 :]
-                shifted = [*(torch.maximum(a, b) for a, b in pairs), *rest]
-            x = shifted[0]
+        for axis in range(dims):
+            x = _largest_in_windows(x, axis - dims, kernels[axis], steps[axis], pads[axis])
         return x
 
     return apply
+
+
+def _largest_in_windows(x: Any, axis: int, kernel: int, step: int, pad: int) -> Any:
+    """The largest in each window along a dimension; windows at the ends have fewer elements."""
+    size = x.shape[axis]
+    # Outputs whose windows have the same places inside are made together.
+    groups: dict[tuple[int, int], list[int]] = {}
+    for out in range((size + 2 * pad - kernel) // step + 1):
+        inside = max(0, pad - out * step), min(kernel, size + pad - out * step)
+        groups.setdefault(inside, []).append(out * step - pad)
+    behind = (slice(None),) * (-1 - axis)
+    parts = []
+    for (low, high), starts in groups.items():
+        ends = [slice(starts[0] + i, starts[-1] + i + 1, step) for i in range(low, high)]
+        places: list[Any] = [(..., end, *behind) for end in ends]
+        shifted = [x[place] for place in places]
+        while len(shifted) > 1:
+            pairs = zip(shifted[::2], shifted[1::2], strict=False)
+            rest = shifted[len(shifted) - len(shifted) % 2 :]
+            shifted = [*(torch.maximum(a, b) for a, b in pairs), *rest]
+        parts += shifted
+    return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
 
 
 def _adaptive(dims: int) -> Callable[..., Any]:
@@ -154,7 +164,7 @@ def _adaptive(dims: int) -> Callable[..., Any]:
 
     def apply(x: Any, output_size: Any, return_indices: bool = False) -> Any:
         """The largest in each of so many windows."""
-        sizes = _each(output_size, dims)
+        sizes = for_each(output_size, dims)
         if return_indices or any(size != 1 for size in sizes):
             return chosen_windows(x, dims, by_means, output_size, return_indices)
         return amax(x, range(-dims, 0), keepdim=True)
@@ -183,11 +193,6 @@ def chosen_windows(x: Any, dims: int, by_means: Callable[..., Any], *args: Any) 
     return (pooled, indices) if return_indices else pooled
 
 
-def _each(size: Any, dims: int) -> list[int]:
-    sizes = [size] * dims if isinstance(size, int) else list(size)
-    return sizes * dims if len(sizes) == 1 else sizes
-
-
 for _dims_ in (1, 2, 3):
     composed(f"max_pool{_dims_}d", f"max_pool{_dims_}d_with_indices")(_pooling(_dims_))
     composed(f"adaptive_max_pool{_dims_}d", f"adaptive_max_pool{_dims_}d_with_indices")(
@@ -199,6 +204,8 @@ for _dims_ in (1, 2, 3):
 def chosen(x: Varying, *args: Any, **kwargs: Any) -> Any:
     """Some of the elements along a dimension, by the order of the means."""
     function = x.run.function
+    if function.__name__ == "median" and not args and "dim" not in kwargs:
+        raise x.run.refusal("It goes over all elements, the batch among them.", "Name its dim=.")
     first = 1 if function.__name__ in ("topk", "kthvalue") else 0
     given = args[first] if len(args) > first and not isinstance(args[first], bool) else -1
     dim = kwargs.get("dim", given)
@@ -209,16 +216,21 @@ def chosen(x: Varying, *args: Any, **kwargs: Any) -> Any:
     return type(found)((value, *found[1:]))
 
 
-@rule(
+_COMPARING = (
     *("gt", "lt", "ge", "le", "eq", "ne", "greater", "less", "greater_equal", "less_equal"),
-    *("not_equal", "isnan", "isinf", "isfinite", "argmax", "argmin", "argsort", "sign"),
+    *("not_equal", "isnan", "isinf", "isfinite", "argsort", "sign", "isclose"),
     *("logical_not", "logical_and", "logical_or", "signbit", "bitwise_not"),
     *(Tensor.__eq__, Tensor.__ne__, Tensor.__gt__, Tensor.__ge__, Tensor.__lt__, Tensor.__le__),
-    *(Tensor.__and__, Tensor.__or__, Tensor.__invert__),
+    *(Tensor.__and__, Tensor.__or__, Tensor.__invert__, "argmax", "argmin"),
 )
-def compared(*args: Any, **kwargs: Any) -> Tensor:
-    """What holds for the means; it does not vary."""
-    value = next(each for each in args if isinstance(each, Varying))
-    value.run.note(CHOICE)
-    result: Tensor = value.run.function(*plain(list(args)), **plain(kwargs))
-    return result
+
+
+def compared(*args: Any, **kwargs: Any) -> Any:
+    """What holds for the means; it does not vary, but no Python ``if`` may ask for it."""
+    values = [value for value in args if isinstance(value, Varying)]
+    run = values[0].run
+    run.note(CHOICE)
+    return run.constant(run.function(*plain(list(args)), **plain(kwargs)), values)
+
+
+register(_COMPARING, Rule(compared, is_choice=True))

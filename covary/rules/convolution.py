@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covary.rules.helpers import estimated, fixed, mapped
+from covary.rules.helpers import estimated, fixed, for_each, kept, mapped
 from covary.rules.registry import rule
 from covary.varying import Varying
 
@@ -53,30 +53,29 @@ def _convolution(dims: int, *, is_transposed: bool) -> Callable[..., Varying]:
         if x.numbers.dim() != dims + 2:
             raise run.refusal("Its input has no batch dimension.", "Give it one: x[None].")
         fixed(x, range(1, dims + 2))
-        dilation = _tuple(options.get("dilation", 1), dims)
+        dilation = for_each(options.get("dilation", 1), dims)
         if isinstance(padding, str):
             x, padding = _padded(x, padding, weight, dilation)
-        run.uses(weight)
         if run.noise.is_none:  # to the last digit what the model itself gives
             mean = forth(x.numbers, weight, bias, stride, padding, **options)
         else:
             mean = _arranged(forth(x.numbers, _arranged(weight), bias, stride, padding, **options))
         shape = Geometry(
-            x.numbers.shape[1:], mean.shape[1:], _tuple(stride, dims), _tuple(padding, dims),
+            x.numbers.shape[1:], mean.shape[1:], for_each(stride, dims), for_each(padding, dims),
             dilation, options.get("groups", 1), is_transposed,
         )  # fmt: skip
-        kept = weight if run.tape.is_supervised else weight.detach()
+        filters = kept(run, weight)
 
         def scaled_by(scale: Tensor) -> Callable[[Tensor], Tensor]:
             # Of a transposed convolution, results are the second dimension of the weight.
-            by = kept * scale.reshape(1, -1, *[1] * dims).transpose(0, int(not is_transposed))
+            by = filters * scale.reshape(1, -1, *[1] * dims).transpose(0, int(not is_transposed))
             return lambda rows: _back(rows, by, shape)
 
-        value = mapped(x, mean, lambda rows: _back(rows, kept, shape))
+        value = mapped(x, mean, lambda rows: _back(rows, filters, shape))
         estimated(
             value,
             [x],
-            lambda v: forth(v, _arranged(weight.square()), None, stride, padding, **options),
+            lambda v: forth(v, _arranged(filters.square()), None, stride, padding, **options),
         )
         if not is_transposed or shape.groups == 1:
             # As it is now: a function that writes in place may change x itself.
@@ -162,8 +161,3 @@ def _padded(x: Varying, padding: str, weight: Tensor, dilation: Sequence[int]) -
         total = d * (k - 1)
         sizes += [total // 2, total - total // 2]
     return F.pad(x, sizes), 0
-
-
-def _tuple(size: Size, dims: int) -> tuple[int, ...]:
-    sizes = (size,) * dims if isinstance(size, int) else tuple(size)
-    return sizes * dims if len(sizes) == 1 else sizes

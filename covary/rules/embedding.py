@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor
 
-from covary.rules.registry import composed
+from covary.rules.registry import Rule, register
 from covary.varying import Varying, plain
 
 
-@composed("embedding", "embedding_bag")
 def embedding(x: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
     """Rows of a table: a constant input, which noise enters as it enters other inputs."""
-    value = x if isinstance(x, Varying) else weight
     if isinstance(weight, Varying):
-        raise value.run.refusal("Its table varies.")
-    run = value.run
+        raise weight.run.refusal("Its table varies.")
+    run = x.run
     found: Tensor = run.function(plain(x), weight, *args, **kwargs)
-    return run.lift(found, run.named())
+    samples = x.samples
+    if samples is not None and found.dim() > x.dim():
+        samples = samples.moved(lambda index: index[..., None], x.shape)
+    return run.lift(found, run.named(), samples)
+
+
+# Those of torch itself have another order of arguments.
+register((F.embedding, F.embedding_bag), Rule(embedding, is_composed=True, lifts=True))

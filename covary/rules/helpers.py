@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from covary.covariance.samples import Samples
 from covary.rules.registry import EXACT
@@ -32,14 +32,35 @@ def mapped(
         view: whether the result shares the memory of x.
         kind: how ``print(net)`` describes it.
     """
+    dtype = x.dtype  # the mean may have another
     value: Varying = x.run.write(
         kind,
         mean,
         [x],
-        lambda rows: (pull(rows),),
+        lambda rows: (pull(rows).to(dtype),),
         x.samples if samples is None else samples,
         view_of=x if view else None,
     )
+    return value
+
+
+def kept(run: Any, value: Any) -> Any:
+    """An argument that does not vary, as a map keeps it for later: as it is now.
+
+    Parameters are watched (covariances refuse to be looked at once they have changed); all other
+    tensors are copied, and so are lists. Without gradient, unless covariances are supervised.
+    """
+    if isinstance(value, Tensor):
+        value = plain(value)
+        of = value if value._base is None else value._base
+        if value.requires_grad or isinstance(of, nn.Parameter):
+            run.uses(value)
+            return value if run.tape.is_supervised else value.detach()
+        return value.clone()
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return type(value)(kept(run, each) for each in value)
+    if isinstance(value, dict):
+        return {name: kept(run, each) for name, each in value.items()}
     return value
 
 
@@ -57,15 +78,16 @@ def differentiated(
         kind: how ``print(net)`` describes it.
     """
     values = varying_in(args)
-    # What the tape keeps must not hold the values, which hold the tape: memory would not be freed.
-    others = [None if isinstance(arg, Varying) else (arg,) for arg in args]
+    run, is_varying = values[0].run, [isinstance(arg, Varying) for arg in args]
+    others = [None if isinstance(arg, Varying) else kept(run, arg) for arg in args]
 
     def of(*numbers: Tensor) -> Tensor:
         left = iter(numbers)
-        return function(*[next(left) if arg is None else arg[0] for arg in others])
+        pairs = zip(is_varying, others, strict=True)
+        return function(*[next(left) if varies else other for varies, other in pairs])
 
     mean = function(*plain(list(args)))
-    written: Varying = values[0].run.write(kind, mean, values, by_derivative(of, values), samples)
+    written: Varying = run.write(kind, mean, values, by_derivative(of, values), samples)
     return written
 
 
@@ -81,7 +103,9 @@ def by_derivative(
         back = torch.func.vjp(function, *means)[1]
         try:
             pulled: Sequence[Tensor] = torch.func.vmap(back)(rows)
-        except RuntimeError:  # functions that vmap does not know: row by row
+        except RuntimeError as error:  # functions that vmap does not know: row by row
+            if not any(word in str(error) for word in ("vmap", "batching rule", "NYI")):
+                raise
             pulled = [torch.stack(parts) for parts in zip(*map(back, rows), strict=True)]
         return pulled
 
@@ -142,6 +166,17 @@ MIXING = (
     "Only models that treat each sample by itself have a covariance for each. If the batch is not "
     "the first dimension of the inputs, say so: covary.convert(model, batch_dim=...)."
 )
+
+
+def counted(dim: int | Sequence[int], count: int) -> list[int]:
+    """Dimensions of a value that has so many, counted from the first."""
+    return [each % count for each in ([dim] if isinstance(dim, int) else dim)]
+
+
+def for_each(size: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    """A size, stride or padding for each of so many dimensions."""
+    sizes = (size,) if isinstance(size, int) else tuple(size)
+    return sizes * dims if len(sizes) == 1 else sizes
 
 
 def fixed(x: Varying, dims: Sequence[int]) -> None:

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covary.rules.helpers import differentiated, estimated, fixed, mapped, merged, summed_to
-from covary.rules.registry import EXACT, rule
+from covary.rules.helpers import differentiated, estimated, fixed, kept, mapped, merged, summed_to
+from covary.rules.registry import BATCH, EXACT, rule
 from covary.varying import Varying, plain
 
 
@@ -20,13 +20,12 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Varying:
         product: Any = torch.matmul(x, weight.mT)
         return product if bias is None else product + bias  # type: ignore[no-any-return]
     fixed(x, [-1])
-    x.run.uses(weight)
-    kept = weight if x.run.tape.is_supervised else weight.detach()
-    value = mapped(x, F.linear(x.numbers, weight, bias), lambda rows: rows @ kept)
-    return estimated(value, [x], lambda v: F.linear(v, weight.square()))
+    by = kept(x.run, weight)
+    value = mapped(x, F.linear(x.numbers, weight, bias), lambda rows: rows @ by)
+    return estimated(value, [x], lambda v: F.linear(v, by.square()))
 
 
-@rule("batch_norm")
+@rule(F.batch_norm)  # torch.batch_norm has another order of arguments
 def batch_norm(
     x: Varying,
     running_mean: Tensor | None,
@@ -38,6 +37,13 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Varying:
     """Exact in evaluation. In training, the statistics are the means', and count as constant."""
+    of_batch = training or running_var is None
+    if of_batch and not x.run.is_training:
+        raise x.run.refusal(
+            "It normalises by the statistics of the batch in evaluation, so samples mix.",
+            "Give it running statistics: nn.BatchNorm2d(..., track_running_stats=True).",
+        )
+    kind = BATCH if of_batch else EXACT
     mean = F.batch_norm(x.numbers, running_mean, running_var, weight, bias, training, momentum, eps)
     if training or running_var is None:
         others = [dim for dim in range(x.dim()) if dim != 1]
@@ -47,25 +53,24 @@ def batch_norm(
         var = running_var.clone()
     scale = torch.rsqrt(var + eps)
     if weight is not None:
-        x.run.uses(weight)
-        scale = scale * (weight if x.run.tape.is_supervised else weight.detach())
+        scale = scale * kept(x.run, weight)
     by_channel = scale.view(-1, *[1] * (x.numbers.dim() - 2))
     if x.before_scaling is not None:
         before, scaled_by = x.before_scaling
-        value = mapped(before, mean, scaled_by(scale), samples=x.samples)
+        value = mapped(before, mean, scaled_by(scale), samples=x.samples, kind=kind)
     else:
-        value = mapped(x, mean, lambda rows: rows * by_channel)
+        value = mapped(x, mean, lambda rows: rows * by_channel, kind=kind)
     return estimated(value, [x], lambda v: v * by_channel.square())
 
 
 @rule("add", Tensor.__radd__)
-def add(x: Any, y: Any, *, alpha: float = 1, out: None = None) -> Varying:
+def add(x: Any, y: Any, *, alpha: float = 1) -> Varying:
     """x + alpha y: what comes back goes to both."""
     return _sum(x, y, 1.0, alpha)
 
 
 @rule("sub", "subtract", Tensor.__sub__)
-def sub(x: Any, y: Any, *, alpha: float = 1, out: None = None) -> Varying:
+def sub(x: Any, y: Any, *, alpha: float = 1) -> Varying:
     """x - alpha y."""
     return _sum(x, y, 1.0, -alpha)
 
@@ -77,41 +82,36 @@ def rsub(x: Any, y: Any, *, alpha: float = 1) -> Varying:
 
 
 def _sum(x: Any, y: Any, a: float, b: float) -> Varying:
-    values = [(value, factor) for value, factor in ((x, a), (y, b)) if isinstance(value, Varying)]
-    run = values[0][0].run
+    values = [value for value in (x, y) if isinstance(value, Varying)]
+    factors = [factor for value, factor in ((x, a), (y, b)) if isinstance(value, Varying)]
+    shapes, dtypes = [value.shape for value in values], [value.dtype for value in values]
     left, right = plain(x), plain(y)
     mean = (left if a == 1 else a * left) + (right if b == 1 else b * right)
-    varying = [value for value, _ in values]
-    # See differentiated: the tape must not hold the values.
-    parts = [(factor, value.numbers.shape) for value, factor in values]
 
     def pull(rows: Tensor) -> list[Tensor]:
-        return [summed_to(rows if factor == 1 else factor * rows, shape) for factor, shape in parts]
+        return [
+            summed_to(rows if factor == 1 else factor * rows, shape).to(dtype)
+            for factor, shape, dtype in zip(factors, shapes, dtypes, strict=True)
+        ]
 
-    samples = merged(varying).of_dim(mean.dim())
-    written: Varying = run.write(EXACT, mean, varying, pull, samples)
+    samples = merged(values).of_dim(mean.dim())
+    written: Varying = values[0].run.write(EXACT, mean, values, pull, samples)
 
-    def spread(*variances: Tensor) -> Tensor:
+    def spread(*parts: Tensor) -> Tensor:
         first, *others = [
-            variance if abs(factor) == 1 else variance * factor**2
-            for variance, (factor, _) in zip(variances, parts, strict=True)
+            part if abs(f) == 1 else part * f**2 for part, f in zip(parts, factors, strict=True)
         ]
         return first + others[0] if others else first
 
-    return estimated(written, varying, spread)
+    return estimated(written, values, spread)
 
 
 def scaled(x: Varying, factor: Any) -> Varying:
     """X times a factor that does not vary, a number or a tensor that may broadcast it."""
     mean = x.numbers * factor
-    shape, samples = x.shape, x.samples.of_dim(mean.dim())
-    kept = (
-        factor.detach() if isinstance(factor, Tensor) and not x.run.tape.is_supervised else factor
-    )
-    if isinstance(factor, Tensor):
-        x.run.uses(factor)
-    value = mapped(x, mean, lambda rows: summed_to(rows * kept, shape), samples=samples)
-    return estimated(value, [x], lambda v: v * kept**2)
+    shape, samples, by = x.shape, x.samples.of_dim(mean.dim()), kept(x.run, factor)
+    value = mapped(x, mean, lambda rows: summed_to(rows * by, shape), samples=samples)
+    return estimated(value, [x], lambda v: v * by**2)
 
 
 @rule("neg", "negative")
@@ -120,17 +120,28 @@ def neg(x: Varying) -> Varying:
     return scaled(x, -1.0)
 
 
-def _identity(x: Varying, *args: Any, **kwargs: Any) -> Varying:
+@rule("positive", "requires_grad_")
+def identity(x: Varying, *args: Any, **kwargs: Any) -> Varying:
+    """The same value in the same memory."""
     return _same(x, x.numbers, view=True)
+
+
+@rule("contiguous")
+def contiguous(x: Varying, *args: Any, **kwargs: Any) -> Varying:
+    """The same value, in memory of its own if it was in another order there.
+
+    What a convolution gives is in another order here than in the model, where it is contiguous.
+    """
+    lies = x.numbers.is_contiguous() or (
+        x.dim() == 4 and x.numbers.is_contiguous(memory_format=torch.channels_last)
+    )
+    return _same(x, x.numbers, view=True) if lies else _same(x, x.numbers.contiguous())
 
 
 def _same(x: Varying, mean: Tensor, *, view: bool = False) -> Varying:
     value = mapped(x, mean, lambda rows: rows, view=view)
     value.spread = x.spread
     return value
-
-
-rule("contiguous", "positive", "requires_grad_")(_identity)
 
 
 @rule("clone", Tensor.__deepcopy__)
@@ -154,16 +165,35 @@ def to(x: Varying, *args: Any, **kwargs: Any) -> Varying:
             f"It makes {mean.dtype} of a value that varies.",
             "Convert the model in float32: covary.convert(model.float()).",
         )
+    if mean is x.numbers:  # as torch gives the very same tensor, if nothing is asked of its memory
+        return _same(x, mean, view=True) if "memory_format" in kwargs else x
     dtype, device = x.dtype, x.device
     return mapped(x, mean, lambda rows: rows.to(device, dtype))
 
 
-@rule("dropout", "alpha_dropout", "feature_dropout", "dropout1d", "dropout2d", "dropout3d")
+@rule("dropout", "feature_dropout", "dropout1d", "dropout2d", "dropout3d")
 def dropout(x: Varying, *args: Any, **kwargs: Any) -> Varying:
     """Nothing in evaluation. In training, the mask counts as constant."""
-    ones = torch.ones_like(x.numbers)
-    mask = x.run.on_means(ones, *args, **kwargs)
-    return x if bool((mask == 1).all()) else scaled(x, mask)
+    mask = x.run.on_means(torch.ones_like(x.numbers), *args, **kwargs)
+    if bool((mask == 1).all()):
+        return x
+    if not x.run.is_training:
+        raise x.run.refusal(
+            "It drops elements at random in evaluation.",
+            "Give it training=self.training, or drop nothing (p=0).",
+        )
+    dropped = scaled(x, mask)
+    return x.become(dropped) if kwargs.get("inplace", args[2:3] == (True,)) else dropped
+
+
+@rule("alpha_dropout", "feature_alpha_dropout")
+def alpha_dropout(
+    x: Varying, p: float = 0.5, training: bool = False, inplace: bool = False
+) -> Varying:
+    """Nothing in evaluation."""
+    if training and p > 0:
+        raise x.run.refusal("It drops elements at random.", "Fine-tune with p=0.")
+    return x
 
 
 @rule("masked_fill")
@@ -171,19 +201,22 @@ def masked_fill(x: Varying, mask: Tensor, value: float) -> Varying:
     """A constant in some places: nothing comes back from there."""
     if isinstance(x, Varying) and not isinstance(mask, Varying):
         mean = x.numbers.masked_fill(mask, value)
-        shape, samples = x.shape, x.samples.of_dim(mean.dim())
+        shape, samples, where = x.shape, x.samples.of_dim(mean.dim()), kept(x.run, mask)
         return mapped(
-            x, mean, lambda rows: summed_to(rows.masked_fill(mask, 0.0), shape), samples=samples
+            x, mean, lambda rows: summed_to(rows.masked_fill(where, 0.0), shape), samples=samples
         )
     raise x.run.refusal("Its mask varies.")
 
 
 @rule("where")
-def where(condition: Tensor, x: Any, y: Any) -> Varying:
+def where(condition: Any, input: Any, other: Any) -> Varying:
     """Either of two values, by a condition that does not vary."""
-    values = [value for value in (x, y) if isinstance(value, Varying)]
+    values = [value for value in (input, other) if isinstance(value, Varying)]
 
-    def chosen(x: Tensor, y: Tensor) -> Tensor:
-        return torch.where(condition, x, y)
+    return differentiated(torch.where, [condition, input, other], merged(values), EXACT)
 
-    return differentiated(chosen, [x, y], merged(values), EXACT)
+
+@rule(Tensor.where)
+def where_method(input: Any, condition: Any, other: Any) -> Varying:
+    """The same as a method of the first value."""
+    return where(condition, input, other)  # type: ignore[no-any-return]

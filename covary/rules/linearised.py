@@ -10,27 +10,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covary.rules.helpers import differentiated, estimated, fixed
+from covary.rules.helpers import counted, differentiated, estimated, fixed, kept
 from covary.rules.registry import LINEARISED, composed, rule
-from covary.varying import Varying, plain
+from covary.varying import Varying
 
 
 def _linearised(x: Varying, dims: Sequence[int], *args: Any, **kwargs: Any) -> Varying:
     fixed(x, dims)
-    function = x.run.function
-    for value in [*args, *kwargs.values()]:
-        if isinstance(value, Tensor):
-            x.run.uses(value)
+    function, others, options = x.run.function, kept(x.run, args), kept(x.run, kwargs)
     return differentiated(
-        lambda value: function(value, *plain(args), **plain(kwargs)), [x], x.samples, LINEARISED
+        lambda value: function(value, *others, **options), [x], x.samples, LINEARISED
     )
 
 
-@rule("softmax", "log_softmax", "softmin", "normalize")
-def softmax(x: Varying, *args: Any, **kwargs: Any) -> Varying:
+@rule("softmax", "log_softmax", "softmin")
+def softmax(x: Varying, dim: int | None = None, *args: Any, **kwargs: Any) -> Varying:
     """Along one dimension, which is not the batch."""
-    dim = kwargs.get("dim", next((each for each in args if isinstance(each, int)), 1))
-    return _linearised(x, [dim], *args, **kwargs)
+    if dim is None:  # as torch chooses it
+        dim = 0 if x.dim() in (0, 1, 3) else 1
+    return _linearised(x, [dim], dim, *args, **kwargs)
+
+
+@rule("normalize")
+def normalize(x: Varying, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Varying:
+    """x / |x| along one dimension, which is not the batch."""
+    return _linearised(x, [dim], p, dim, eps)
 
 
 @rule("layer_norm", "rms_norm")
@@ -39,16 +43,39 @@ def layer_norm(x: Varying, normalized_shape: Sequence[int], *args: Any, **kwargs
     dims = list(range(-len(normalized_shape), 0))
     value, mean = _linearised(x, dims, normalized_shape, *args, **kwargs), x.numbers
 
+    weight = kept(x.run, kwargs.get("weight", args[0] if args else None))
+
     def spread(v: Tensor) -> Tensor:
         # Of each element by itself: divided by the deviation of all, times the scale.
-        weight = kwargs.get("weight", args[0] if args else None)
         by = v / mean.var(dims, correction=0, keepdim=True).clamp(min=1e-12)
         return by if weight is None else by * weight.square()
 
     return estimated(value, [x], spread)
 
 
-@rule("group_norm", "instance_norm", "local_response_norm")
+@rule(F.instance_norm)
+def instance_norm(
+    x: Varying,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Varying:
+    """Over the positions of each channel; running statistics move once, in the forward pass."""
+    if use_input_stats and running_mean is not None:
+        with torch.no_grad():
+            F.instance_norm(x.numbers, running_mean, running_var, momentum=momentum)
+        running_mean = running_var = None
+    return _linearised(
+        x, range(1, x.dim()), running_mean, running_var, weight, bias, use_input_stats, momentum,
+        eps,
+    )  # fmt: skip
+
+
+@rule("group_norm", "local_response_norm")
 def group_norm(x: Varying, *args: Any, **kwargs: Any) -> Varying:
     """Over channels and positions of each sample."""
     return _linearised(x, range(1, x.dim()), *args, **kwargs)
@@ -62,7 +89,7 @@ def reduced(x: Varying, *args: Any, **kwargs: Any) -> Varying:
     dims = kwargs.get("dim", first if first is not None else (args[1] if len(args) > 1 else None))
     if dims is None or isinstance(dims, bool):
         raise run.refusal("It goes over all elements, the batch among them.", "Name its dim=.")
-    every = [dim % x.dim() for dim in ([dims] if isinstance(dims, int) else dims)]
+    every = counted(dims, x.dim())
     fixed(x, every)
     mean = function(x.numbers, *args, **kwargs)
     samples = x.samples.without(every) if mean.dim() < x.dim() else x.samples
@@ -98,6 +125,12 @@ def attention(
     if dropout_p:
         weights = F.dropout(weights, dropout_p)
     return weights @ value
+
+
+@composed(torch._nested_tensor_from_mask_left_aligned)
+def no_nested_tensors(x: Any, mask: Any) -> bool:
+    """Let nn.TransformerEncoder take its ordinary path, which pads."""
+    return False
 
 
 @composed(F.multi_head_attention_forward)

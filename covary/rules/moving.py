@@ -11,8 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covary.rules.helpers import by_derivative, differentiated, estimated, fixed, mapped, merged
-from covary.rules.registry import EXACT, Rule, composed, register, rule
+from covary.rules.helpers import (
+    by_derivative,
+    differentiated,
+    estimated,
+    fixed,
+    kept,
+    mapped,
+    merged,
+)
+from covary.rules.registry import EXACT, Rule, composed, register, rule, spellings
 from covary.varying import Varying, plain
 
 # Functions that put elements elsewhere: a view, or a copy of some of them.
@@ -28,6 +36,12 @@ _MOVING = (
 )
 
 
+# Views in most models, though not of what lies in memory here as it does not in the model.
+_VIEWS = {
+    spelling
+    for name in ("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "ravel")
+    for spelling in spellings(name)
+}
 _IN_ANY_MEMORY = {Tensor.view: Tensor.reshape, Tensor.view_as: Tensor.reshape_as}
 
 
@@ -41,8 +55,10 @@ def moved(x: Any, *args: Any, **kwargs: Any) -> Any:
     # Means need not lie in memory as the model's own values do.
     function = _IN_ANY_MEMORY.get(function, function)
 
+    others, options = kept(x.run, args), kept(x.run, kwargs)
+
     def on(value: Tensor) -> Any:
-        return function(value, *plain(args), **plain(kwargs))
+        return function(value, *others, **options)
 
     mean, samples = on(x.numbers), x.samples.moved(on, x.shape)
     if isinstance(mean, Tensor):
@@ -62,7 +78,10 @@ def _part(on: Callable[[Tensor], Any], i: int, value: Tensor) -> Tensor:
 def _moved(x: Varying, mean: Tensor, samples: Any, on: Callable[[Tensor], Tensor]) -> Varying:
     shape = x.numbers.shape
     same_order = mean.numel() == math.prod(shape) and mean.data_ptr() == x.numbers.data_ptr()
-    view = mean.untyped_storage().data_ptr() == x.numbers.untyped_storage().data_ptr()
+    view = (
+        x.run.function in _VIEWS
+        or mean.untyped_storage().data_ptr() == x.numbers.untyped_storage().data_ptr()
+    )
     if same_order and mean.is_contiguous() and x.numbers.is_contiguous():
 
         def pull(rows: Tensor) -> Tensor:
@@ -82,33 +101,38 @@ def _first(values: Sequence[Any]) -> Varying:
     return next(value for value in values if isinstance(value, Varying))
 
 
-register(_MOVING, Rule(moved))
+register(_MOVING, Rule(moved, is_moving=True))
 
 
 @rule("cat", "concat", "concatenate")
-def cat(tensors: Sequence[Any], dim: int = 0, **kwargs: Any) -> Varying:
+def cat(tensors: Sequence[Any], dim: int = 0) -> Varying:
     """Values side by side; each gets its part of the rows back."""
-    dim = kwargs.pop("axis", dim)
     tensors = list(tensors)  # models go on with their own list
     values = [value for value in tensors if isinstance(value, Varying)]
     run, first = values[0].run, values[0]
-    means = plain(list(tensors))
+    means, is_varying = plain(tensors), [isinstance(value, Varying) for value in tensors]
     mean = torch.cat(means, dim)
     dim = dim % mean.dim()
     sizes = [each.shape[dim] if each.dim() == mean.dim() else 0 for each in means]
     if all(value.samples.index.shape[dim] == 1 for value in values):
         samples = merged(values)
     elif len(values) == len(tensors):
-        index = torch.cat([value.samples.index for value in values], dim)
+        parts = [value.samples.index for value in values]
+        sizes_of = [max(part.shape[i] for part in parts) for i in range(mean.dim())]
+        index = torch.cat(
+            [
+                part.expand([n if i == dim else size for i, size in enumerate(sizes_of)])
+                for part, n in zip(parts, sizes, strict=True)
+            ],
+            dim,
+        )
         samples = type(first.samples)(index, first.samples.batch)
     else:
         raise run.refusal("It puts values that do not vary beside samples of the batch.")
 
-    varies = [isinstance(value, Varying) for value in tensors]  # see differentiated
-
     def pull(rows: Tensor) -> list[Tensor]:
         parts = torch.split(rows, sizes, dim + 1)
-        return [part for part, is_wanted in zip(parts, varies, strict=True) if is_wanted]
+        return [part for part, varies in zip(parts, is_varying, strict=True) if varies]
 
     written: Varying = run.write(EXACT, mean, values, pull, samples)
 
@@ -131,6 +155,29 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
 def hstack(tensors: Sequence[Any]) -> Any:
     """Values side by side along the second dimension."""
     return torch.cat(list(tensors), 1 if tensors[0].dim() > 1 else 0)
+
+
+@rule(F.unfold)
+def windows(x: Varying, *args: Any, **kwargs: Any) -> Varying:
+    """Windows of images (B, C, H, W) as columns (B, C k k', L)."""
+    fixed(x, range(1, x.dim()))
+
+    def on(value: Tensor) -> Tensor:
+        return F.unfold(value, *args, **kwargs)
+
+    return estimated(differentiated(on, [x], x.samples.without([-1]), EXACT), [x], on)
+
+
+@rule(F.fold)
+def folded(x: Varying, *args: Any, **kwargs: Any) -> Varying:
+    """Columns (B, C k k', L) added up to images (B, C, H, W)."""
+    fixed(x, range(1, x.dim()))
+
+    def on(value: Tensor) -> Tensor:
+        return F.fold(value, *args, **kwargs)
+
+    samples = x.samples.moved(lambda index: index[..., None], x.shape)
+    return estimated(differentiated(on, [x], samples, EXACT), [x], on)
 
 
 @rule("tril", "triu")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from covary import activations
 from covary.activations import MomentActivation
 from covary.rules.choices import positive_part
 from covary.rules.registry import composed, elementwise
+from covary.varying import ConversionError
 
 # Functions of one argument, whose moment activation has the same name.
 _BY_NAME = (
@@ -76,8 +78,11 @@ def hardtanh(
 
 
 @composed("clamp", "clip")
-def clamp(x: Any, min: float | None = None, max: float | None = None) -> Any:
-    """x within one bound or two: a ReLU, or a hardtanh."""
+def clamp(x: Any, min: Any = None, max: Any = None) -> Any:
+    """x within one bound or two: a ReLU, or a hardtanh; without noise if bounds are tensors."""
+    if isinstance(min, Tensor) or isinstance(max, Tensor):
+        above = x if min is None else torch.maximum(x, torch.as_tensor(min, device=x.device))
+        return above if max is None else torch.minimum(above, torch.as_tensor(max, device=x.device))
     if min is not None and max is not None:
         return F.hardtanh(x, float(min), float(max))
     if min is not None:
@@ -127,6 +132,11 @@ def softshrink(lambd: float = 0.5) -> MomentActivation:
 @elementwise("pow", Tensor.__pow__)
 def power(exponent: float) -> MomentActivation:
     """x to a constant power."""
+    if isinstance(exponent, Tensor) and exponent.numel() > 1:
+        raise ConversionError(
+            f"covary cannot convert pow: its exponents are a tensor of shape "
+            f"{tuple(exponent.shape)}. Give one number, or write it as exp(exponents * log(x))."
+        )
     return activations.power(float(exponent))
 
 

@@ -14,7 +14,7 @@ from covary.rules.registry import EXACT, LINEARISED, Rule, composed, register, r
 from covary.varying import Varying, plain
 
 
-def multiply(x: Any, y: Any, *, out: None = None) -> Varying:
+def multiply(x: Any, y: Any) -> Varying:
     """x y; exact if one of them is constant.
 
     Of two that vary, E[x y] = E[x] E[y] + Cov(x, y), and the covariance follows each factor at the
@@ -29,7 +29,7 @@ def multiply(x: Any, y: Any, *, out: None = None) -> Varying:
         mx, my = mx.detach(), my.detach()
 
     def pull(rows: Tensor) -> list[Tensor]:
-        return [summed_to(rows * my, mx.shape), summed_to(rows * mx, my.shape)]
+        return [summed_to(rows * b, a.shape).to(a.dtype) for a, b in ((mx, my), (my, mx))]
 
     product: Varying = x.run.product(x, y, merged([x, y]), pull)
     return product
@@ -38,7 +38,7 @@ def multiply(x: Any, y: Any, *, out: None = None) -> Varying:
 register(("mul", "multiply", Tensor.__rmul__), Rule(multiply, is_pair=True))
 
 
-def divide(x: Any, y: Any, *, rounding_mode: str | None = None, out: None = None) -> Varying:
+def divide(x: Any, y: Any, *, rounding_mode: str | None = None) -> Varying:
     """x / y; exact if y is constant, linearised at the means if it varies."""
     value = x if isinstance(x, Varying) else y
     if rounding_mode is not None:
@@ -59,9 +59,9 @@ def rdivide(x: Varying, y: Any) -> Varying:
 
 
 @composed("addcmul")
-def addcmul(x: Any, a: Any, b: Any, *, value: float = 1) -> Any:
-    """x + value a b."""
-    return x + value * (a * b)
+def addcmul(x: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Any:
+    """x + value tensor1 tensor2."""
+    return x + value * (tensor1 * tensor2)
 
 
 @rule("matmul", "bmm", "mm", Tensor.__rmatmul__)
@@ -70,6 +70,10 @@ def matmul(x: Any, y: Any) -> Varying:
     run = _run(x, y)
     if run.function is Tensor.__rmatmul__:
         x, y = y, x
+    if y.dim() == 1 and not isinstance(y, Varying):
+        return torch.matmul(x, y[:, None]).squeeze(-1)  # type: ignore[return-value]
+    if x.dim() == 1 and not isinstance(x, Varying):
+        return torch.matmul(x[None], y).squeeze(-2)  # type: ignore[return-value]
     if min(x.dim(), y.dim()) < 2:
         raise run.refusal(
             "It takes a vector without batch dimension.", "Give it a dimension: [:, None]."
@@ -86,9 +90,6 @@ def matmul(x: Any, y: Any) -> Varying:
     if len(samples) == 2 and not samples[0].agrees(samples[1]):
         raise run.refusal("It brings different samples of the batch together.", MIXING)
     both = isinstance(x, Varying) and isinstance(y, Varying)
-    for value in (x, y):
-        if not isinstance(value, Varying):
-            run.uses(value)
     largest = max(samples, key=lambda each: each.index.numel())
     value = differentiated(torch.matmul, [x, y], largest, LINEARISED if both else EXACT)
 
@@ -102,9 +103,9 @@ def matmul(x: Any, y: Any) -> Varying:
 
 
 @composed("addmm", "baddbmm")
-def addmm(x: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    """Beta x + alpha (a @ b)."""
-    return beta * x + alpha * torch.matmul(a, b)
+def addmm(x: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    """Beta x + alpha (mat1 @ mat2)."""
+    return beta * x + alpha * torch.matmul(mat1, mat2)
 
 
 @rule("einsum")
@@ -123,7 +124,6 @@ def einsum(equation: str, *operands: Any) -> Varying:
     found: Samples | None = None
     for term, operand in zip(terms, operands, strict=True):
         if not isinstance(operand, Varying):
-            run.uses(operand)
             continue
         index = operand.samples.index
         if any(index.shape[i] > 1 and c not in right for i, c in enumerate(term)):

@@ -14,7 +14,7 @@ about_the_mean(
     *("size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "get_device"),
     *("element_size", "is_contiguous", "is_floating_point", "is_complex", "is_signed"),
     *("is_inference", "is_conj", "is_neg", "is_same_size", "dense_dim"),
-    *("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"),
+    *("zeros_like", "ones_like", "full_like", "empty_like"),
     *("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "result_type", "can_cast"),
     *(Tensor.__len__, Tensor.__repr__, Tensor.__format__, Tensor.__hash__),
 )

@@ -30,6 +30,7 @@ MATCHED = "moment matched"
 PRODUCT = "product"
 LINEARISED = "linearised"
 CHOICE = "choice at the mean"
+BATCH = "batch statistics"  # of the means, taken for constant
 
 
 class Rule(NamedTuple):
@@ -43,6 +44,9 @@ class Rule(NamedTuple):
         has_noise: whether noise enters before the activation.
         is_composed: ``apply`` is made of other torch functions, which have rules of their own.
         is_pair: with two arguments that vary, their covariance has to be measured.
+        is_moving: elements are put elsewhere, each with the sample that it belongs to.
+        is_choice: what it gives holds for the means, and does not vary.
+        lifts: noise enters what it makes of values that do not vary.
         in_place: the result is written into the first argument.
     """
 
@@ -51,6 +55,9 @@ class Rule(NamedTuple):
     has_noise: bool = True
     is_composed: bool = False
     is_pair: bool = False
+    is_moving: bool = False
+    is_choice: bool = False
+    lifts: bool = False
     in_place: bool = False
 
 
