@@ -332,7 +332,9 @@ def twin_of(module: Network, known: dict[nn.Module, nn.Module] | None = None) ->
     """A copy of the tree of modules whose leaves hold the very same tensors, by the same names."""
     known = {} if known is None else known
     if module not in known:
-        known[module] = twin = copy.copy(module)
+        # Not by copy.copy, which parametrised modules (weight norm) refuse.
+        known[module] = twin = object.__new__(type(module))
+        twin.__dict__.update(vars(module))
         # A shallow copy shares every dictionary. Right for parameters and buffers; but children
         # are twins themselves, and hooks are added to and removed from one network at a time.
         for name, value in vars(module).items():
