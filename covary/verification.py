@@ -123,8 +123,8 @@ def verify(
             f"{type(net).__name__} has no moments yet. Convert it first: net = "
             "covary.convert(model, noise=0.05)."
         )
-    many: tuple[type, ...] = (tuple, list, Mapping) if isinstance(net, Converted) else ()
-    if not isinstance(x, (Tensor, *many)):
+    several = isinstance(net, Converted) and isinstance(x, tuple | list | Mapping)
+    if not (several or isinstance(x, Tensor)):
         raise TypeError(
             "verify takes inputs as the network does: a tensor, or of converted networks a tuple "
             "or dict of several; got "
