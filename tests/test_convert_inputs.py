@@ -288,3 +288,22 @@ def test_several_inputs_have_several_names():
     covary.track(net, torch.randn(16, 3, 4))
     rows = str(net).splitlines()
     assert len(rows) == len(set(rows))
+
+
+MIXED = {
+    "times": lambda y: y * torch.ones(3, dtype=torch.float64),
+    "sum": lambda y: y.sum(-1, keepdim=True, dtype=torch.float64) + y,
+    "plus": lambda y: torch.tanh(y + torch.zeros(3, dtype=torch.float64)),
+}
+
+
+@pytest.mark.parametrize("function", MIXED.values(), ids=MIXED)
+def test_models_may_mix_single_and_double_precision(function):
+    net = covary.convert(TimeFirst(function).eval(), noise=0.1)
+    double = covary.convert(TimeFirst(function).double().eval(), noise=0.1)
+    x = torch.randn(64, 4)
+    covary.track(net, x)
+    covary.track(double, x.double())
+    net.sites.replace({name: v.float() for name, v in double.sites.known().items()})
+    found, expected = net(x).covariance_matrix, double(x.double()).covariance_matrix
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-6)

@@ -125,12 +125,16 @@ class MomentPass(Pass):
         """A new value, a function of its parents that is linear as far as covariances go."""
         assert self.tape is not None
         varies = [i for i, parent in enumerate(parents) if parent.node >= 0]
-        if len(varies) < len(parents):
+        types = [parents[i].dtype for i in varies]
+        if len(varies) < len(parents) or any(kind != mean.dtype for kind in types):
             inner = pull
 
             def pull(rows: Tensor) -> list[Tensor | None]:
                 pulled = inner(rows)
-                return [pulled[i] for i in varies]
+                return [
+                    None if part is None else part.to(kind)
+                    for part, kind in zip([pulled[i] for i in varies], types, strict=True)
+                ]
 
         node = self.tape.add([parents[i].node for i in varies], pull, noise)
         self.tape.widest = max(self.tape.widest, mean.numel())
