@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from covary.covariance.swept import Swept
 from covary.inputs import Inputs, batch_of, device_of, repeated, some
 from covary.measurements import Measurements, described
 from covary.measuring import Spread
-from covary.models import twin_of
+from covary.models import evaluating, left_alone, twin_of
 from covary.moments import Moments
 from covary.nn import Lift
 from covary.nn.fidelity import TrackingWarning, frames_to_caller
@@ -200,7 +199,7 @@ class Converted(nn.Module):
         """
         one = some(inputs, slice(0, 1), self.batch_dim)
         run = self.moment_pass(None)
-        with _evaluating(self.model), left_alone(self.model):
+        with evaluating(self.model), left_alone(self.model):
             outputs = self._run(run, repeated(one, 2, self.batch_dim))
 
         def axis(value: Any) -> Any:
@@ -310,7 +309,7 @@ class Converted(nn.Module):
         if self.noise.is_none:
             return {}
         generator = torch.Generator(device_of(self.model)).manual_seed(seed)
-        with _evaluating(self.model), left_alone(self.model):
+        with evaluating(self.model), left_alone(self.model):
             look = self.moment_pass(None)
             outputs = self._run(look, inputs)
             if checks:
@@ -337,7 +336,7 @@ class Converted(nn.Module):
     def levels(self, inputs: Inputs, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Averages over these inputs of the variances that are estimated for each sample."""
         found: dict[str, Tensor] = {}
-        with _evaluating(self.model), left_alone(self.model):
+        with evaluating(self.model), left_alone(self.model):
             self._run(self.moment_pass(known, levels=found), inputs)
         return found
 
@@ -448,37 +447,6 @@ def _check_equal(outputs: Any, again: Any) -> None:
                 "here. Take them out in evaluation mode (if self.training: ...), and let noise "
                 "enter by covary.convert(model, noise=...) instead."
             )
-
-
-@contextmanager
-def left_alone(model: nn.Module) -> Iterator[None]:
-    """Behind this block all buffers are as before: of passes that only measure, nothing remains."""
-    before = [
-        (module, name, value, value.clone())
-        for module in model.modules()
-        for name, value in module._buffers.items()
-        if value is not None
-    ]
-    try:
-        yield
-    finally:
-        for module, name, value, copied in before:
-            module._buffers[name] = value
-            if not torch.equal(value, copied):
-                value.copy_(copied)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Within this block the model is in evaluation mode, whatever modes its modules have."""
-    modes = [(module, module.training) for module in model.modules() if module.training]
-    try:
-        for module, _ in modes:
-            module.training = False
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _check_model(model: nn.Module) -> None:

@@ -10,10 +10,10 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from covary.convert import Converted, left_alone
+from covary.convert import Converted
 from covary.covariance import Probe
 from covary.graph_tracking import Tracking, track_converted
-from covary.models import with_covariance
+from covary.models import left_alone, with_covariance
 from covary.moments import Moments
 from covary.nn import Lift, Linear
 from covary.nn.fidelity import Fidelity, Row, TrackingWarning

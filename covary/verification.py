@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from covary.convert import Converted, left_alone
+from covary.convert import Converted
 from covary.covariance.swept import Swept
 from covary.inputs import arguments, batch_of, leaves, repeated
+from covary.models import left_alone
 from covary.moments import Moments
 from covary.nn import Lift
 from covary.progress import Steps, shown

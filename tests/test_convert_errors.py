@@ -334,3 +334,11 @@ def test_rows_of_another_kind():
     expected = out.project(torch.eye(3)).covariance_matrix
     for rows in (np.eye(3), torch.eye(3, dtype=torch.float64)):
         torch.testing.assert_close(out.project(rows).covariance_matrix, expected)
+
+
+def test_scores_and_records_are_of_other_networks():
+    net = covary.convert(nn.Linear(4, 3).eval(), noise=0.1)
+    with pytest.raises(TypeError, match=r"plain model: fit\(model, held_out\)"):
+        covary.uncertainty.fit(net, torch.randn(300, 4))
+    with pytest.raises(TypeError, match=r"record takes .*print\(net\)"), covary.record(net):
+        net(torch.zeros(2, 4))
