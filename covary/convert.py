@@ -149,12 +149,16 @@ class Converted(nn.Module):
         known = self._measured((inputs, named))
         try:
             return self._moments(known, (inputs, named))
-        except (RuntimeError, ValueError, IndexError):
+        except (RuntimeError, ValueError, IndexError) as error:
             if self.training or batch_of((inputs, named), self.batch_dim) != 1:
                 raise
-        # Of one sample nobody can tell which dimension of size 1 is the batch, nor whether the
-        # model dropped it (squeeze): of two equal ones it is seen.
-        return self._moments(known, repeated((inputs, named), 2, self.batch_dim), only_first=True)
+            # Of one sample nobody can tell which dimension of size 1 is the batch, nor whether the
+            # model dropped it (squeeze): of two equal ones it is seen.
+            twice = repeated((inputs, named), 2, self.batch_dim)
+            try:
+                return self._moments(known, twice, only_first=True)
+            except (RuntimeError, ValueError, IndexError):
+                raise error from None
 
     def _moments(
         self, known: Mapping[str, Tensor], inputs: Inputs, *, only_first: bool = False

@@ -68,6 +68,13 @@ def test_samples_stacked_on_each_other_are_refused_alike():
             net(torch.randn(n, 4))
 
 
+def test_errors_tell_the_shape_that_was_given():
+    net = covary.convert(TimeFirst().eval(), noise=0.3)
+    covary.track(net, torch.randn(8, 4))
+    with pytest.raises(RuntimeError, match="1x5 and 4x3"):
+        net(torch.randn(1, 5))
+
+
 class Score(nn.Module):
     def __init__(self):
         super().__init__()
@@ -281,8 +288,9 @@ def test_numbers_among_inputs_are_constants():
 def test_several_inputs_have_several_names():
     net = covary.convert(Sum().eval(), noise=0.3)
     covary.track(net, (torch.randn(40, 4), torch.randn(40, 4)))
-    shown = str(net)
-    assert "input#2" in shown
+    assert "input#2" in str(net)
+    words = covary.convert(nn.Sequential(nn.Embedding(5, 4), nn.ReLU()).eval(), noise=0.1)
+    assert "0:embedding" in covary.track(words, torch.randint(0, 5, (8, 3))).shares
     attention = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
     net = covary.convert(attention, noise=0.1)
     covary.track(net, torch.randn(16, 3, 4))

@@ -16,7 +16,7 @@ from covary.nn.layers import mean_of_constant_variance
 from covary.passes.base import Call, Pass, is_in_place
 from covary.rules import EXACT, MATCHED, PRODUCT, Rule, summed_to
 from covary.settings import covariance_grad, covariance_is_supervised
-from covary.sources import NoisePlan
+from covary.sources import INPUT, NoisePlan
 from covary.varying import Varying, plain, varying_in
 
 _RELU = activations.get("relu")
@@ -67,9 +67,9 @@ class MomentPass(Pass):
                 f"Inputs of one batch have the same number of samples, got {self.tape.batch} and "
                 f"{samples.batch}. The batch is dimension {self.batch_dim} of each input."
             )
-        self._counts[name] += 1
-        if self._counts[name] > 1:
-            name = f"{name}#{self._counts[name]}"
+        if name == INPUT:
+            self._counts[name] += 1
+            name = name if self._counts[name] == 1 else f"{name}#{self._counts[name]}"
         value = value.clone()  # what the caller does with his tensor is his own
         source = self.noise.at_input
         entry = Entry(name, source.variance(value), samples) if source.sigma else None
