@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,21 +13,33 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from covary.covariance.swept import Swept
+from covary.inputs import Inputs, batch_of, device_of, repeated, some
+from covary.measurements import Measurements, described
 from covary.measuring import Spread
-from covary.models import twin_of
+from covary.models import evaluating, left_alone, twin_of
 from covary.moments import Moments
 from covary.nn import Lift
 from covary.nn.fidelity import TrackingWarning, frames_to_caller
 from covary.passes import Call, DrawPass, MomentPass, Pass
 from covary.settings import values_are_checked, without_autocast
 from covary.sources import NoiseOption, NoisePlan
-from covary.varying import CheckedHook, Located, Varying, running
+from covary.varying import (
+    CheckedHook,
+    ConversionError,
+    Located,
+    Varying,
+    plain,
+    running,
+    varying_in,
+)
 
 VARIANCES = ("auto", "averaged", "propagated")
 # In training, each step measures variances on so many of its samples, by so many draws of each.
 _STEP_SAMPLES, _STEP_DRAWS, _STEP_MOMENTUM = 8, 4, 0.1
 # A network that was never tracked measures them on the batch itself, by so many draws in all.
 _LEAST_DRAWS = 256
+# Means of two passes over the same inputs differ by less than this, relative to the largest.
+_EQUAL = 1e-4
 
 
 def convert(
@@ -48,7 +59,8 @@ def convert(
     Args:
         model: any module in evaluation mode, of float32 or float64 parameters.
         noise: the standard deviation of the noise, everywhere; or a mapping from ``"input"``, from
-            paths of modules or from types of modules.
+            paths of modules (``""`` is the model) or from types of modules, whose nonlinearities
+            get it. The longest path counts, then the type, then ``""``.
         start: the path of a module: noise enters at its inputs and behind, and all before it runs
             as it is (the paper's mixed network).
         batch_dim: which dimension of the inputs is the batch. Moments have it in front.
@@ -93,6 +105,16 @@ class Converted(nn.Module):
     ) -> None:
         super().__init__()
         paths = dict(model.named_modules())
+        if start is not None and not isinstance(start, str):
+            raise TypeError(
+                f"start is the path of a module, such as {list(paths)[-1]!r}, got a "
+                f"{type(start).__name__}."
+            )
+        if isinstance(batch_dim, bool) or not isinstance(batch_dim, int) or batch_dim < 0:
+            raise ValueError(
+                "batch_dim is the number of the dimension that is the batch, counted from 0, got "
+                f"{batch_dim!r}."
+            )
         if start is not None and start not in paths:
             near = ", ".join(repr(path) for path in list(paths)[1:9])
             raise ValueError(
@@ -125,10 +147,31 @@ class Converted(nn.Module):
     def _forward(self, *inputs: Any, **named: Any) -> Any:
         self._check_inputs((inputs, named))
         known = self._measured((inputs, named))
+        try:
+            return self._moments(known, (inputs, named))
+        except (RuntimeError, ValueError, IndexError) as error:
+            if self.training or batch_of((inputs, named), self.batch_dim) != 1:
+                raise
+            # Of one sample nobody can tell which dimension of size 1 is the batch, nor whether the
+            # model dropped it (squeeze): of two equal ones it is seen.
+            twice = repeated((inputs, named), 2, self.batch_dim)
+            try:
+                return self._moments(known, twice, only_first=True)
+            except (RuntimeError, ValueError, IndexError):
+                raise error from None
+
+    def _moments(
+        self, known: Mapping[str, Tensor], inputs: Inputs, *, only_first: bool = False
+    ) -> Any:
+        """Moments in place of tensors; of all samples, or of the first alone."""
         run = self.moment_pass(known)
-        outputs = self._run(run, inputs, named)
+        outputs = self._run(run, inputs)
+        found = pytree.tree_map(lambda value: _outcome(run, value, only_first), outputs)
         self._calls = tuple(run.calls)
-        return outputs
+        # Values know their pass: if it knew the tape, where they are, nothing would be freed
+        # before Python looks for cycles.
+        run.tape = None
+        return found
 
     def moment_pass(
         self, known: Mapping[str, Tensor] | None, levels: dict[str, Tensor] | None = None
@@ -144,88 +187,117 @@ class Converted(nn.Module):
         )
 
     def draw(self, *inputs: Any, generator: torch.Generator, **named: Any) -> Any:
-        """One draw of the model with noise, as tensors in place of Moments; no gradients."""
-        run = DrawPass(self.noise, generator, start=self.start, batch_dim=self.batch_dim)
-        with torch.no_grad():
-            return self._run(run, inputs, named)
+        """One draw of the model with noise, as tensors in place of Moments; no gradients.
 
-    def _run(self, run: Pass, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        The batch is in the dimension that the model gives it; see ``batch_axes``.
+        """
+        run = DrawPass(self.noise, generator, start=self.start, batch_dim=self.batch_dim)
+        with torch.no_grad(), left_alone(self.model):
+            return plain(self._run(run, (inputs, named)))
+
+    @torch.no_grad()
+    def batch_axes(self, inputs: Inputs) -> Any:
+        """The dimension of the batch in place of each tensor that the model gives and that varies.
+
+        Moments have it in front, draws do not.
+        """
+        one = some(inputs, slice(0, 1), self.batch_dim)
+        run = self.moment_pass(None)
+        with evaluating(self.model), left_alone(self.model):
+            outputs = self._run(run, repeated(one, 2, self.batch_dim))
+
+        def axis(value: Any) -> Any:
+            varies = isinstance(value, Varying) and value.node >= 0
+            return _batch_axis(value, 2) if varies else None
+
+        return pytree.tree_map(axis, outputs)
+
+    def _run(self, run: Pass, inputs: Inputs) -> Any:
+        """What the model gives in this pass: Varying values in place of tensors that vary."""
+        args, named = inputs
         before = running.set(run)
         try:
             if self.start is not None:
-                outputs = self.model(*inputs, **named)
+                outputs = self.model(*args, **named)
             else:
-                with without_autocast(self._device()):
-                    inputs, named = run.lifted((inputs, named))
-                    outputs = self.model(*inputs, **named)
+                with without_autocast(device_of(self.model)):
+                    args, named = run.lifted((args, named))
+                    outputs = self.model(*args, **named)
+        except RuntimeError as error:
+            advice = self._advice(str(error), inputs)
+            if not advice:
+                raise
+            raise type(error)(f"{error} {advice}") from error
         finally:
             running.reset(before)
-        outputs = self._finished(run, outputs)
-        if isinstance(run, MomentPass):
-            # Values know their pass: if it knew the tape, where they are, nothing would be freed
-            # before Python looks for cycles.
-            run.tape = None
-        return outputs
-
-    def _finished(self, run: Pass, outputs: Any) -> Any:
         found = [value for value in pytree.tree_leaves(outputs) if isinstance(value, Varying)]
         if not any(value.node >= 0 for value in found):
             place = "its inputs" if self.start is None else f"module {self.start!r}"
             raise ValueError(
                 f"Nothing that this model gives depends on {place}, where noise enters. Was the "
-                "module called, and does a hook or the model replace its output by a constant?"
+                "module called, does a hook or the model replace its output by a constant, or are "
+                "its inputs whole numbers that no embedding takes? Give real ones: x.float()."
             )
-        return pytree.tree_map(lambda value: self._outcome(run, value), outputs)
+        return outputs
 
-    def _outcome(self, run: Pass, value: Any) -> Any:
-        if not isinstance(value, Varying):
-            return value
-        if isinstance(run, DrawPass) or value.node < 0:
-            return value.numbers
-        assert isinstance(run, MomentPass)
-        assert run.tape is not None
-        if value.dim() == 0 or not value.samples.is_one_axis:
-            raise ValueError(
-                f"The model gives a tensor of shape {tuple(value.shape)} in which samples of the "
-                "batch are mixed, so it has no covariance for each."
+    def _advice(self, message: str, inputs: Inputs) -> str:
+        """What may be wrong with the inputs of a model that failed with this message, or ''."""
+        given = [value for value in pytree.tree_leaves(inputs) if isinstance(value, Tensor)]
+        real = {value.dtype for value in given if value.is_floating_point()}
+        own = {value.dtype for value in self.model.parameters() if value.is_floating_point()}
+        if "dtype" in message and real and own and real != own:
+            return (
+                f"The inputs are {_listed(real)} and the parameters {_listed(own)}: convert the "
+                "inputs, x.float() or x.double()."
             )
-        axis = value.samples.axes[0] if value.samples.axes else 0
-        token = running.set(run)
-        try:
-            if axis:
-                value = value.movedim(axis, 0)
-            if value.dim() == 1:
-                value = value[:, None]
-        finally:
-            running.reset(token)
-        return Moments(value.numbers, Swept(run.tape, value.node, value.numbers))
+        if given and all(value.dim() <= 1 for value in given):
+            return (
+                f"An input of shape {tuple(given[0].shape)} has no batch dimension, or nothing but "
+                "it. Of one sample make a batch of one: x[None]."
+            )
+        return ""
 
-    def _measured(self, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Mapping[str, Tensor]:
+    def _measured(self, inputs: Inputs) -> Mapping[str, Tensor]:
         """The variances at all calls that need them, measured now where they are not known."""
         if self.noise.is_none:
             return {}
+        is_training = self.training and torch.is_grad_enabled()
         known = self.sites.known()
-        if self.training and torch.is_grad_enabled():
-            if not known:
-                self.sites.replace(self.measure(inputs, draws=_draws(inputs, self.batch_dim)))
-            else:
-                some = _first_samples(inputs, _STEP_SAMPLES, self.batch_dim)
-                self.sites.blend(self.measure(some, draws=_STEP_DRAWS), _STEP_MOMENTUM)
+        if is_training and known:
+            few = some(inputs, slice(0, _STEP_SAMPLES), self.batch_dim)
+            found = self.measure(few, draws=_STEP_DRAWS, checks=False)
+            self.sites.blend(found | self.levels(few, found), _STEP_MOMENTUM)
             return self.sites.known()
-        if known:
+        if self.sites.is_tracked:
             return known
-        warnings.warn(
-            "This network was never tracked, so the variances at its nonlinearities are measured "
-            "on this batch alone, at the cost of several passes for each call. Measure them once, "
-            "on some training inputs: covary.track(net, loader).",
-            TrackingWarning,
-            stacklevel=frames_to_caller(),
-        )
-        return self.measure(inputs, draws=_draws(inputs, self.batch_dim))
+        batch = batch_of(inputs, self.batch_dim)
+        if batch == 1:
+            inputs, batch = repeated(inputs, 2, self.batch_dim), 2
+        # So many draws that each variance is known to some percent.
+        found = self.measure(inputs, draws=1 + max(2, math.ceil(_LEAST_DRAWS / max(1, batch))))
+        self.noise.check_all_used()
+        found |= self.levels(inputs, found)
+        if is_training:
+            self.sites.replace(found)
+        elif found:
+            warnings.warn(
+                "This network was never tracked, so the variances at its nonlinearities are "
+                "measured on this batch alone, at the cost of several passes for each call. "
+                "Measure them once, on some training inputs: covary.track(net, loader).",
+                TrackingWarning,
+                stacklevel=frames_to_caller(),
+            )
+        return found
 
     @torch.no_grad()
     def measure(
-        self, inputs: tuple[tuple[Any, ...], dict[str, Any]], *, draws: int, seed: int = 0
+        self,
+        inputs: Inputs,
+        *,
+        draws: int,
+        seed: int = 0,
+        checks: bool = True,
+        watch: Callable[[Any], None] | None = None,
     ) -> dict[str, Tensor]:
         """Variances before every nonlinearity (and of factors), by so many draws of these inputs.
 
@@ -235,14 +307,19 @@ class Converted(nn.Module):
             inputs: arguments of the model, positional and named.
             draws: how often each input is drawn, 2 or more.
             seed: decides the draws.
+            checks: whether to look if the model itself is random, which costs one more pass.
+            watch: takes what the model gives in each draw.
         """
-        args, named = inputs
-        generator = torch.Generator(self._device()).manual_seed(seed)
-        with _evaluating(self.model):
+        if self.noise.is_none:
+            return {}
+        generator = torch.Generator(device_of(self.model)).manual_seed(seed)
+        with evaluating(self.model), left_alone(self.model):
             look = self.moment_pass(None)
-            self._run(look, args, named)
+            outputs = self._run(look, inputs)
+            if checks:
+                _check_equal(outputs, self._run(self.moment_pass(None), inputs))
             spreads = {name: Spread(axes) for name, axes in look.axes.items()}
-            for _ in range(draws):
+            for _ in range(draws if spreads or watch is not None else 0):
                 run = DrawPass(
                     self.noise,
                     generator,
@@ -250,29 +327,32 @@ class Converted(nn.Module):
                     start=self.start,
                     batch_dim=self.batch_dim,
                 )
-                self._run(run, args, named)
-            found = {
+                drawn = self._run(run, inputs)
+                if watch is not None:
+                    watch(plain(drawn))
+            return {
                 name + suffix: value
                 for name, spread in spreads.items()
                 for suffix, value in spread.measured().items()
             }
-            return found | self.levels(inputs, found)
 
     @torch.no_grad()
-    def levels(
-        self, inputs: tuple[tuple[Any, ...], dict[str, Any]], known: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
+    def levels(self, inputs: Inputs, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Averages over these inputs of the variances that are estimated for each sample."""
         found: dict[str, Tensor] = {}
-        with _evaluating(self.model):
-            self._run(self.moment_pass(known, levels=found), *inputs)
+        with evaluating(self.model), left_alone(self.model):
+            self._run(self.moment_pass(known, levels=found), inputs)
         return found
 
-    def _device(self) -> torch.device:
-        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
-
     def _check_inputs(self, inputs: Any) -> None:
-        for value in pytree.tree_leaves(inputs, is_leaf=lambda each: isinstance(each, Moments)):
+        given = pytree.tree_leaves(inputs, is_leaf=lambda each: isinstance(each, Moments))
+        if not any(isinstance(value, Tensor | Moments) for value in given):
+            kinds = ", ".join(dict.fromkeys(type(value).__name__ for value in given)) or "nothing"
+            raise TypeError(
+                f"A converted network takes tensors (B, ...) and got {kinds}. Make one of an array "
+                "or a list: torch.as_tensor(x, dtype=torch.float32)."
+            )
+        for value in given:
             if isinstance(value, Moments):
                 raise TypeError("A converted network takes plain tensors and got Moments.")
             if not isinstance(value, Tensor) or not value.is_floating_point():
@@ -314,7 +394,9 @@ class Converted(nn.Module):
         super()._load_from_state_dict(others, prefix, *rest)
 
     def __repr__(self) -> str:
-        return described(self)
+        start = "" if self.start is None else f", start={self.start!r}"
+        head = f"Converted({type(self.model).__name__}, noise={self.noise}{start})"
+        return described(head, self.calls, self.sites.shares())
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -322,132 +404,53 @@ class Converted(nn.Module):
         return self._calls
 
 
-def described(net: Converted) -> str:
-    """The table that ``print(net)`` shows."""
-    start = "" if net.start is None else f", start={net.start!r}"
-    head = f"Converted({type(net.model).__name__}, noise={net.noise}{start})"
-    if not net.calls:
-        return f"{head}\n  (run or track it to see how each call is treated)"
-    shares = net.sites.shares()
-    rows, exact = [], []
-    for name, kind in net.calls:
-        path, _, function = name.rpartition(":")
-        if kind == "exact":
-            exact.append(function)
-            continue
-        share = shares.get(name)
-        shown = "" if share is None else f"{100 * share:.1f}%"
-        rows.append((path or "(model)", function, kind, shown))
-    title = ("module", "function", "how it is treated", "share of variance")
-    widths = [max(len(row[i]) for row in [title, *rows]) for i in range(4)]
-    lines = [
-        "  "
-        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [title, *rows]
-    ]
-    counts = ", ".join(f"{exact.count(each)} {each}" for each in dict.fromkeys(exact))
-    return "\n".join([head, *lines, f"  exact: {counts or 'nothing'}"])
+def _listed(kinds: set[torch.dtype]) -> str:
+    return ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
 
 
-class Measurements(nn.Module):
-    """What was measured at the calls of a converted network, as buffers saved with its weights."""
-
-    def known(self) -> dict[str, Tensor]:
-        """Variances and covariances by the name of the call."""
-        return self._of("measured/")
-
-    def shares(self) -> dict[str, float]:
-        """The part that each source had in the variance of the output, on average."""
-        return {name: float(share) for name, share in self._of("share/").items()}
-
-    @property
-    def propagates(self) -> bool:
-        """Whether variances are estimated for each sample, or the same for all."""
-        return "propagates" in self._buffers
-
-    def set_propagates(self, wanted: bool) -> None:
-        """Estimate variances for each sample from now on, or no more."""
-        if wanted:
-            self._buffers["propagates"] = torch.tensor(True)
-        else:
-            self._buffers.pop("propagates", None)
-
-    def replace(self, measured: Mapping[str, Tensor]) -> None:
-        """Forget what was measured before."""
-        for name in [name for name in self._buffers if name != "propagates"]:
-            del self._buffers[name]
-        for name, value in measured.items():
-            self._set("measured/", name, value)
-
-    def blend(self, measured: Mapping[str, Tensor], momentum: float) -> None:
-        """Move what is known towards what was measured now, by this fraction."""
-        known = self.known()
-        for name, value in measured.items():
-            before = known.get(name)
-            fits = before is not None and before.shape == value.shape
-            self._set(
-                "measured/",
-                name,
-                torch.lerp(before, value, momentum) if fits else value,  # type: ignore[arg-type]
-            )
-
-    def set_shares(self, shares: Mapping[str, float]) -> None:
-        """Keep the part of each source."""
-        for name, share in shares.items():
-            self._set("share/", name, torch.tensor(share, dtype=torch.float32))
-
-    def _of(self, prefix: str) -> dict[str, Tensor]:
-        return {
-            name.removeprefix(prefix).replace("/", "."): value
-            for name, value in self._buffers.items()
-            if name.startswith(prefix) and value is not None
-        }
-
-    def _set(self, prefix: str, name: str, value: Tensor) -> None:
-        self._buffers[prefix + name.replace(".", "/")] = value.detach()
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # What was measured belongs to the weights: all of it is replaced by what the file has.
-        self._buffers.clear()
-        for key, value in state_dict.items():
-            if key.startswith(prefix):
-                self._buffers[key.removeprefix(prefix)] = torch.empty_like(value)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-
-def _draws(inputs: Any, batch_dim: int) -> int:
-    """How often to draw a batch, so that each variance is known to some percent."""
-    return 1 + max(2, math.ceil(_LEAST_DRAWS / max(1, batch_of(inputs, batch_dim))))
-
-
-def batch_of(inputs: Any, batch_dim: int) -> int:
-    """The number of samples in inputs."""
-    for value in pytree.tree_leaves(inputs):
-        if isinstance(value, Tensor) and value.dim() > batch_dim:
-            return value.shape[batch_dim]
-    raise ValueError("There is no tensor among the inputs of this network.")
-
-
-def _first_samples(inputs: Any, count: int, batch_dim: int) -> Any:
-    def some(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.dim() > batch_dim:
-            return value.narrow(batch_dim, 0, min(count, value.shape[batch_dim]))
+def _outcome(run: MomentPass, value: Any, only_first: bool) -> Any:
+    """Moments in place of a value that varies, of all samples or of the first alone."""
+    if not isinstance(value, Varying):
         return value
+    if value.node < 0:
+        if only_first and value.dim() and value.samples.is_one_axis:
+            return value.numbers.narrow(value.samples.axes[0], 0, 1)
+        return value.numbers
+    assert run.tape is not None
+    axis = _batch_axis(value, run.tape.batch)
+    if axis:
+        token = running.set(run)
+        try:
+            value = value.movedim(axis, 0)
+        finally:
+            running.reset(token)
+    moments = Moments(value.numbers, Swept(run.tape, value.node, value.numbers))
+    return moments[:1] if only_first else moments
 
-    return pytree.tree_map(some, inputs)
+
+def _batch_axis(value: Varying, batch: int) -> int:
+    """Which dimension of a value is the batch."""
+    if value.dim() and value.samples.is_one_axis:
+        axis = value.samples.axes[0] if value.samples.axes else 0
+        if value.shape[axis] == batch:
+            return axis
+    raise ValueError(
+        f"The model gives a tensor of shape {tuple(value.shape)} in which samples of the batch are "
+        "mixed, so it has no covariance for each."
+    )
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Within this block the model is in evaluation mode, whatever modes its modules have."""
-    modes = [(module, module.training) for module in model.modules() if module.training]
-    try:
-        for module, _ in modes:
-            module.training = False
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
+def _check_equal(outputs: Any, again: Any) -> None:
+    """Refuse a model that gives something else for the same inputs when it runs again."""
+    for one, other in zip(varying_in([outputs]), varying_in([again]), strict=True):
+        a, b = one.numbers, other.numbers
+        if a.shape != b.shape or bool((a - b).abs().gt(_EQUAL * a.abs().amax()).any()):
+            raise ConversionError(
+                "This model gives something else each time for the same inputs: it draws random "
+                "numbers itself (torch.rand, F.dropout(x, training=True)), which have no moments "
+                "here. Take them out in evaluation mode (if self.training: ...), and let noise "
+                "enter by covary.convert(model, noise=...) instead."
+            )
 
 
 def _check_model(model: nn.Module) -> None:

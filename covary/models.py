@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import TypeVar
 
@@ -332,7 +333,9 @@ def twin_of(module: Network, known: dict[nn.Module, nn.Module] | None = None) ->
     """A copy of the tree of modules whose leaves hold the very same tensors, by the same names."""
     known = {} if known is None else known
     if module not in known:
-        known[module] = twin = copy.copy(module)
+        # Not by copy.copy, which parametrised modules (weight norm) refuse.
+        known[module] = twin = object.__new__(type(module))
+        twin.__dict__.update(vars(module))
         # A shallow copy shares every dictionary. Right for parameters and buffers; but children
         # are twins themselves, and hooks are added to and removed from one network at a time.
         for name, value in vars(module).items():
@@ -343,3 +346,34 @@ def twin_of(module: Network, known: dict[nn.Module, nn.Module] | None = None) ->
             for name, child in module._modules.items()
         }
     return known[module]  # type: ignore[return-value]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within this block the model is in evaluation mode, whatever modes its modules have."""
+    modes = [(module, module.training) for module in model.modules() if module.training]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def left_alone(model: nn.Module) -> Iterator[None]:
+    """Behind this block all buffers are as before: of passes that only measure, nothing remains."""
+    before = [
+        (module, name, value, value.clone())
+        for module in model.modules()
+        for name, value in module._buffers.items()
+        if value is not None
+    ]
+    try:
+        yield
+    finally:
+        for module, name, value, copied in before:
+            module._buffers[name] = value
+            if not torch.equal(value, copied):
+                value.copy_(copied)

@@ -95,7 +95,7 @@ class Moments:
 
         Args:
             rows: (r, n), or (B, r, n) for other rows for each sample, over the n units of the
-                flattened event; or (r, *event), or (B, r, *event).
+                flattened event; or (r, *event), or (B, r, *event). Tensors or arrays.
         """
         rows = self._flat_rows(rows)
         mean = self.mean.reshape(self._flat_shape)
@@ -204,7 +204,7 @@ class Moments:
     def _flat_rows(self, rows: Tensor) -> Tensor:
         """(*stack, 1 | B, r, n) of rows in any of the shapes that ``project`` takes."""
         event, (*front, n) = self.event_shape, self._flat_shape
-        flat = rows
+        flat = rows = torch.as_tensor(rows).to(self.mean)
         if len(event) > 1 and rows.shape[-len(event) :] == event:
             flat = rows.reshape(*rows.shape[: -len(event)], n)
         if flat.shape[-1:] == (n,) and flat.dim() == 2:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from covary.convert import Converted
 from covary.moments import Moments
 
 
@@ -30,6 +31,12 @@ def record(net: nn.Module) -> Iterator[dict[str, Moments]]:
     what it gave before. The dictionary stays valid after the block. A compiled network runs
     without its layers, so record the original one.
     """
+    if isinstance(net, Converted):
+        raise TypeError(
+            "record takes a network of covary.nn layers: within one that covary.convert made, "
+            "values have no Moments of their own. Let the model give those that matter, or "
+            "print(net) for the sources of its variance."
+        )
     layers: dict[str, Moments] = {}
 
     def keep(module: nn.Module, _inputs: Any, output: Any, *, name: str, owner: nn.Module) -> None:

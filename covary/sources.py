@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -35,41 +35,72 @@ class NoisePlan:
     """Where noise enters a model: at its input, and before every elementwise nonlinearity.
 
     Args:
-        noise: the standard deviation everywhere; or a mapping from ``"input"``, from paths of
-            modules (with all that is in them) and from types of modules. The longest path counts,
-            then the type of the module that calls the nonlinearity; what is named nowhere has none.
+        noise: the standard deviation everywhere; or a mapping from ``"input"`` (of the model), from
+            paths of modules (with all that is in them) and from types of modules. Before a
+            nonlinearity counts the longest path that leads to it; then the type of the innermost
+            module around it; then the empty path, which is the whole model. What is named nowhere
+            has none.
         model: whose modules the mapping speaks of.
     """
 
     def __init__(self, noise: NoiseOption, model: nn.Module) -> None:
         by = dict(noise) if isinstance(noise, Mapping) else {"": noise}
         modules = dict(model.named_modules(remove_duplicate=False))
+        # A module that has several paths runs under the first of them.
+        first = {module: path for path, module in model.named_modules()}
         self._paths: dict[str, Noise] = {}
+        # What the mapping names, and the paths at which it gives the noise.
+        self._named: dict[str, set[str]] = {}
+        self._used: set[str] = set()
         for key, sigma in by.items():
+            if not isinstance(key, str):
+                continue
+            if key not in modules and key != INPUT:
+                raise ValueError(
+                    f"noise names {key!r}, and this model has no module of that path. It has "
+                    f"{', '.join(map(repr, list(modules)[1:9]))} ... and takes {INPUT!r}."
+                )
+            path = key if key == INPUT else _module(first[modules[key]])
             found = Noise(_checked(sigma, key))
-            if isinstance(key, str):
-                if key not in modules and key != INPUT:
-                    raise ValueError(
-                        f"noise names {key!r}, and this model has no module of that path. It has "
-                        f"{', '.join(map(repr, list(modules)[1:9]))} ... and takes {INPUT!r}."
-                    )
-                self._paths[key] = found
+            if self._paths.setdefault(path, found) != found:
+                raise ValueError(f"noise names the module at {path!r} twice: it also is {key!r}.")
+            self._named[repr(key)] = {path}
+        by_path = set(self._paths) - {"", INPUT}
         for kind, sigma in by.items():
             if isinstance(kind, str):
                 continue
-            paths = [path for path, module in modules.items() if isinstance(module, kind)]
+            paths = [path for module, path in first.items() if isinstance(module, kind)]
             if not paths:
                 raise ValueError(f"noise names {kind.__name__}, and this model has none of them.")
-            for path in paths:
-                self._paths.setdefault(path, Noise(_checked(sigma, kind)))
+            found = Noise(_checked(sigma, kind))
+            paths = [path for path in paths if not by_path & set(_around(path))]
+            given = {_module(path) for path in paths if _module(path) not in self._paths}
+            self._paths |= dict.fromkeys(given, found)
+            self._named[kind.__name__] = given
+
+    @property
+    def at_input(self) -> Noise:
+        """The noise at the input of the model."""
+        return self._at(INPUT if INPUT in self._paths else "")
 
     def at(self, path: str) -> Noise:
-        """The noise at ``"input"``, or before a nonlinearity in the module of this path."""
-        if path == INPUT and INPUT in self._paths:
-            return self._paths[INPUT]
-        while path and path not in self._paths:
-            path = path.rpartition(".")[0]
-        return self._paths.get(path, NO_NOISE)
+        """The noise before a nonlinearity in the module of this path."""
+        return self._at(next((key for key in _around(path) if key in self._paths), ""))
+
+    def _at(self, key: str) -> Noise:
+        self._used.add(key)
+        return self._paths.get(key, NO_NOISE)
+
+    def check_all_used(self) -> None:
+        """Raise an error for noise that was asked for and entered nowhere in the passes so far."""
+        for name, paths in self._named.items():
+            wanted = any(self._paths[path].sigma for path in paths) or not paths
+            if name != "''" and wanted and not paths & self._used:
+                raise ValueError(
+                    f"noise names {name}, and no noise enters there: it calls no elementwise "
+                    "nonlinearity (ReLU, tanh ...) on what varies, or another key counts before "
+                    "it. Name the module of the nonlinearity, 'input', or a module around it."
+                )
 
     @property
     def sigmas(self) -> dict[str, float]:
@@ -81,6 +112,7 @@ class NoisePlan:
         """The plan with these sigmas, as ``sigmas`` gave them."""
         plan = cls.__new__(cls)
         plan._paths = {path: Noise(sigma) for path, sigma in sigmas.items()}
+        plan._named, plan._used = {}, set()
         return plan
 
     @property
@@ -96,11 +128,24 @@ class NoisePlan:
 NO_NOISE = Noise(0.0)
 
 
-def _checked(sigma: float, place: object) -> float:
-    if isinstance(sigma, str) or not isinstance(sigma, int | float):
-        raise TypeError(f"noise is a number or a dict of numbers, got {sigma!r} for {place!r}.")
+def _module(path: str) -> str:
+    """The key of a module: its path, but for one that is called as the input of the model is."""
+    return f"{INPUT}." if path == INPUT else path
+
+
+def _around(path: str) -> Iterator[str]:
+    """The keys of a module and of those around it, but for the model itself."""
+    while path:
+        yield _module(path)
+        path = path.rpartition(".")[0]
+
+
+def _checked(sigma: float, key: object) -> float:
+    place = f" for {key!r}" if key else ""
+    if isinstance(sigma, bool) or not isinstance(sigma, int | float):
+        raise TypeError(f"noise is a number or a dict of numbers, got {sigma!r}{place}.")
     if not (math.isfinite(sigma) and sigma >= 0):
         raise ValueError(
-            f"noise needs a finite number >= 0 (a standard deviation), got {sigma} for {place!r}."
+            f"noise needs a finite number >= 0 (a standard deviation), got {sigma}{place}."
         )
     return float(sigma)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from covary.convert import Converted
 from covary.covariance import Probe
 from covary.graph_tracking import Tracking, track_converted
-from covary.models import with_covariance
+from covary.models import left_alone, with_covariance
 from covary.moments import Moments
 from covary.nn import Lift, Linear
 from covary.nn.fidelity import Fidelity, Row, TrackingWarning
@@ -44,26 +44,38 @@ def track(
 def track(
     net: nn.Module, batches: Iterable[Any] | Tensor, *, samples: int = 256, progress: bool = True
 ) -> Fidelity | Tracking:
-    """Measure the corrections of a network that is to track its covariance, however it was trained.
+    """Measure, on some inputs, what a network needs to compute its covariance.
 
-    Half of the samples serve to measure by what factor each unit's estimated variance is off
-    (docs/theory.md, eq. 23). The other half serve to compare tracked covariances with exact ones,
-    for several values of ``exact_width``. Both results are buffers of the network, saved with its
-    weights; what was measured before is replaced. Afterwards
+    A network that ``covary.convert`` made needs the variances before its nonlinearities. They are
+    measured by a few draws of its noise, and become buffers, saved with its weights; print(net)
+    then shows where the variance of its output comes from. A ``TrackingWarning`` tells if variances
+    of draws and computed ones disagree.
+
+    A chain of ``covary.nn`` layers needs corrections if it is to track its covariance, however it
+    was trained. Half of the samples serve to measure by what factor each unit's estimated variance
+    is off (docs/theory.md, eq. 23). The other half serve to compare tracked covariances with exact
+    ones, for several values of ``exact_width``. Both results are buffers of the network, saved with
+    its weights; what was measured before is replaced. Afterwards
     ``covary.with_covariance(net, "tracked")`` uses the least ``exact_width`` that was good enough,
     and warns if none was.
 
     Args:
-        net: a network with a ``covary.nn.Lift``, of any covariance.
+        net: a network that ``covary.convert`` made, or one with a ``covary.nn.Lift``, of any
+            covariance.
         batches: inputs like those the network was trained on: a tensor (N, ...), or what gives
-            batches of them, such as a ``DataLoader`` (of tuples, the first is taken).
+            batches of them, such as a ``DataLoader`` (of tuples, the first is taken). For a
+            converted network, of tuples as many first elements are taken as its ``forward``
+            requires, since labels may follow; a dict whose keys are names of parameters of
+            ``forward`` gives these, optional ones too. A single tuple or dict is one batch.
         samples: how many inputs to take, at most: of a tensor, evenly spaced ones; of batches, the
             first. Of fewer than 32, all serve for both purposes, and the comparison says little.
         progress: show a bar, on a terminal that has ``rich``.
 
     Returns:
-        A row for every ``exact_width`` tried: rank correlation of entropies with exact ones, and
-        relative error of the covariance.
+        Of a converted network a ``Tracking``: the shares of its sources of noise, and by what
+        ratio variances of draws differ from computed ones. Of a chain a ``Fidelity``, with a row
+        for every ``exact_width`` tried: rank correlation of entropies with exact ones, and relative
+        error of the covariance.
 
     Examples:
         >>> import covary, torch
@@ -77,8 +89,14 @@ def track(
         torch.Size([2])
     """
     if isinstance(net, Converted):
-        with shown(progress) as steps:
+        with shown(progress) as steps, left_alone(net.model):
             return track_converted(net, batches, samples=samples, steps=steps)
+    if not any(isinstance(layer, Lift) for layer in net.modules()):
+        raise ValueError(
+            "track takes a network that covary.convert made, or one of covary.nn layers with a "
+            f"Lift, and this {type(net).__name__} has no moments yet. Convert it first: "
+            "net = covary.convert(model.eval(), noise=0.05)."
+        )
     # A network of its own, but for parameters and buffers; exact nowhere, so all is measured.
     tracked = with_covariance(net, "tracked", exact_width=0).eval()
     exact = with_covariance(net, "full").eval()

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from covary.convert import Converted, batch_of
+from covary.convert import Converted
 from covary.covariance.swept import Swept
-from covary.graph_tracking import arguments
+from covary.inputs import arguments, batch_of, leaves, repeated
+from covary.models import left_alone
 from covary.moments import Moments
+from covary.nn import Lift
 from covary.progress import Steps, shown
 from covary.stochastic.comparison import Error, compare
 from covary.stochastic.statistics import Estimate, StreamingMoments
@@ -88,7 +89,8 @@ def verify(
     Args:
         net: a network that ``covary.convert`` made, or a chain of ``covary.nn`` layers; in
             evaluation mode.
-        x: (B, ...) inputs as the network takes them; for models of several inputs a tuple.
+        x: (B, ...) inputs as the network takes them; for models of several inputs a tuple of all
+            positional ones, or a dict whose keys are names of parameters of ``forward``.
         draws: for each input; rounded up to a multiple of 16.
         seed: decides the draws.
         progress: show a bar, on a terminal that has ``rich``.
@@ -109,14 +111,31 @@ def verify(
         >>> found.covariance.value < 0.1
         True
     """
+    if isinstance(draws, bool) or draws != int(draws):
+        raise ValueError(f"draws are a whole number, got {draws!r}.")
+    draws = int(draws)
     if draws < 2 * _GROUPS:
         raise ValueError(f"verify needs {2 * _GROUPS} draws at least, got {draws}.")
     if net.training:
         raise ValueError("verify needs a network in evaluation mode: net.eval().")
+    if not any(isinstance(module, Converted | Lift) for module in net.modules()):
+        raise ValueError(
+            "verify takes a network that covary.convert made, or one of covary.nn layers, and this "
+            f"{type(net).__name__} has no moments yet. Convert it first: net = "
+            "covary.convert(model, noise=0.05)."
+        )
+    several = isinstance(net, Converted) and isinstance(x, tuple | list | Mapping)
+    if not (several or isinstance(x, Tensor)):
+        raise TypeError(
+            "verify takes inputs as the network does: a tensor, or of converted networks a tuple "
+            "or dict of several; got "
+            f"{type(x).__name__}. Of a loader take a batch: next(iter(loader))[0]."
+        )
     each = -(-draws // _GROUPS)
     with shown(progress) as steps:
         if isinstance(net, Converted):
-            found = _drawn(net, x, each, seed, steps)
+            with left_alone(net.model):
+                found = _drawn(net, x, each, seed, steps)
         else:
             found = _steady(net, x, each * _GROUPS, seed, steps)
     inputs = next(iter(found.values()))[0].mean.shape[0]
@@ -129,8 +148,11 @@ Found = dict[str, tuple[Estimate, Moments]]
 
 
 def _drawn(net: Converted, x: Any, each: int, seed: int, steps: Steps) -> Found:
-    args, named = arguments(net, x)
+    args, named = arguments(net.model, x, has_labels=False)
     batch = batch_of((args, named), net.batch_dim)
+    if not batch:
+        raise ValueError("verify needs one sample at least, got an empty batch.")
+    axes = leaves(net.batch_axes((args, named)))
     outputs = _moments(net(*args, **named))
     most = min(_AT_ONCE, batch * _NUMBERS // max(map(_widest, outputs.values())))
     moments = {name: _some_outputs(out) for name, out in outputs.items()}
@@ -141,14 +163,15 @@ def _drawn(net: Converted, x: Any, each: int, seed: int, steps: Steps) -> Found:
     }
     generator = torch.Generator(next(iter(moments.values()))[0].mean.device).manual_seed(seed)
     copies = max(1, most // (_GROUPS * batch))
-    many = _repeated(args, copies * _GROUPS, net.batch_dim)
+    many, options = repeated((args, named), copies * _GROUPS, net.batch_dim)
     for low in steps(range(0, each, copies), "draws"):
         count = min(copies, each - low)
         if count < copies:
-            many = _repeated(args, count * _GROUPS, net.batch_dim)
-        drawn = _leaves(net.draw(*many, generator=generator, **named))
+            many, options = repeated((args, named), count * _GROUPS, net.batch_dim)
+        drawn = leaves(net.draw(*many, generator=generator, **options))
         for name, (_, units) in moments.items():
-            flat = drawn[name].reshape(batch, _GROUPS, count, -1).transpose(0, 1)
+            front = drawn[name].movedim(axes[name], 0)
+            flat = front.reshape(batch, _GROUPS, count, -1).transpose(0, 1)
             if not bool(torch.isfinite(flat).all()):
                 raise ValueError(
                     f"The model gives NaN or infinite draws ({name}): its noise leaves the domain "
@@ -167,7 +190,7 @@ def _steady(net: nn.Module, x: Tensor, copies: int, seed: int, steps: Steps) -> 
 def _compared(estimate: Estimate, moments: Moments) -> Agreement:
     found = []
     matrix = moments.covariance_matrix
-    mean = moments.mean.flatten(1)
+    mean = moments.mean.reshape(len(moments), -1)
     for i in range(len(mean)):
         one = Estimate(
             estimate.count, estimate.group_mean[:, i : i + 1], estimate.group_scatter[:, i : i + 1]
@@ -197,21 +220,4 @@ def _widest(out: Moments) -> int:
 
 
 def _moments(outputs: Any) -> dict[str, Moments]:
-    return {name: out for name, out in _leaves(outputs).items() if isinstance(out, Moments)}
-
-
-def _leaves(outputs: Any) -> dict[str, Any]:
-    """Tensors or Moments of nested outputs by the path to them."""
-    found, _ = pytree.tree_flatten_with_path(
-        outputs, is_leaf=lambda value: isinstance(value, Moments)
-    )
-    return {pytree.keystr(path) or "output": value for path, value in found}
-
-
-def _repeated(inputs: Any, times: int, batch_dim: int) -> Any:
-    def one(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.dim() > batch_dim:
-            return value.repeat_interleave(times, batch_dim)
-        return value
-
-    return pytree.tree_map(one, inputs)
+    return {name: out for name, out in leaves(outputs).items() if isinstance(out, Moments)}

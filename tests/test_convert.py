@@ -359,7 +359,7 @@ def test_noise_by_path_and_type():
     by_path = covary.convert(model, noise={"block": 0.3, "": 0.1})
     assert by_path.noise.at("block.1").sigma == 0.3
     assert by_path.noise.at("head").sigma == 0.1
-    assert by_path.noise.at("input").sigma == 0.1
+    assert by_path.noise.at_input.sigma == 0.1
 
 
 def test_shares_add_up():

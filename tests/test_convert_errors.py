@@ -285,3 +285,79 @@ def test_calls_that_tracking_never_saw():
     net(torch.randn(8, 4))
     with pytest.raises(ConversionError, match=r"did not occur .*covary\.track"):
         net(torch.randn(3, 4))
+
+
+def test_what_is_no_input():
+    net = covary.convert(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), noise=0.1)
+    for bad, name in ((np.zeros((2, 4)), "ndarray"), ([[0.0] * 4], "float"), (None, "NoneType")):
+        with pytest.raises(TypeError, match=rf"takes tensors .* got {name}.*torch\.as_tensor"):
+            net(bad)
+    with pytest.raises(RuntimeError, match=r"inputs are float64 and the parameters float32"):
+        net(torch.zeros(2, 4, dtype=torch.float64))
+    with pytest.raises(RuntimeError, match=r"shape \(4,\) has no batch dimension.*x\[None\]"):
+        net(torch.zeros(4))
+    with pytest.raises(ValueError, match=r"whole numbers .*x\.float\(\)"):
+        covary.convert(Model(lambda x: x).inner.eval())(torch.zeros(2, 4, dtype=torch.uint8))
+
+
+def test_what_cannot_be_tracked():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+    x = torch.zeros(8, 4)
+    with pytest.raises(ValueError, match=r"no moments yet. Convert it first"):
+        covary.track(model, x)
+    net = covary.convert(model, noise=0.1)
+    for bad in (None, 3, np.zeros((8, 4)), "x"):
+        with pytest.raises(TypeError, match=rf"a loader of batches; got {type(bad).__name__}"):
+            covary.track(net, bad)
+    with pytest.raises(TypeError, match="DataLoader"):
+        covary.track(net, torch.utils.data.TensorDataset(x, x))
+    with pytest.raises(TypeError, match="got ndarray without a tensor"):
+        covary.track(net, [np.zeros((8, 4))])
+    with pytest.raises(ValueError, match=r"no tensor with a batch dimension \(dimension 5\)"):
+        covary.track(covary.convert(model, batch_dim=5), x)
+
+
+def test_what_cannot_be_verified():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+    x = torch.zeros(8, 4)
+    with pytest.raises(ValueError, match=r"no moments yet. Convert it first"):
+        covary.verify(model, x)
+    net = covary.convert(model, noise=0.1)
+    covary.track(net, torch.randn(8, 4))
+    with pytest.raises(ValueError, match="empty batch"):
+        covary.verify(net, x[:0])
+    with pytest.raises(ValueError, match="whole number"):
+        covary.verify(net, x, draws=100.5)
+    assert covary.verify(net, torch.randn(2, 4), draws=1e2).draws == 112
+    loader = torch.utils.data.DataLoader(x)
+    for bad in (loader, np.zeros((8, 4)), None):
+        with pytest.raises(TypeError, match=r"a tensor.*; got .*next\(iter\(loader\)\)"):
+            covary.verify(net, bad)
+
+
+def test_options_of_a_wrong_type():
+    model = Model(F.relu).eval()
+    with pytest.raises(TypeError, match="start is the path of a module"):
+        covary.convert(model, start=model.inner)
+    for bad in ("a", -1, True):
+        with pytest.raises(ValueError, match="batch_dim is the number of the dimension"):
+            covary.convert(model, batch_dim=bad)
+    with pytest.raises(TypeError, match="a number or a dict of numbers, got True"):
+        covary.convert(model, noise=True)
+    with pytest.raises(ValueError, match=r"got -1\."):
+        covary.convert(model, noise=-1)
+
+
+def test_rows_of_another_kind():
+    out = covary.convert(nn.Linear(4, 3).eval(), noise=0.1)(torch.zeros(2, 4))
+    expected = out.project(torch.eye(3)).covariance_matrix
+    for rows in (np.eye(3), torch.eye(3, dtype=torch.float64)):
+        torch.testing.assert_close(out.project(rows).covariance_matrix, expected)
+
+
+def test_scores_and_records_are_of_other_networks():
+    net = covary.convert(nn.Linear(4, 3).eval(), noise=0.1)
+    with pytest.raises(TypeError, match=r"plain model: fit\(model, held_out\)"):
+        covary.uncertainty.fit(net, torch.randn(300, 4))
+    with pytest.raises(TypeError, match=r"record takes .*print\(net\)"), covary.record(net):
+        net(torch.zeros(2, 4))

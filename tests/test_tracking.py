@@ -303,7 +303,7 @@ def test_bad_batches_are_named(batches, options, error, message):
 
 def test_bad_networks_are_named():
     x = torch.zeros(9, 5)
-    with pytest.raises(ValueError, match=r"needs a network with a covary\.nn\.Lift"):
+    with pytest.raises(ValueError, match=r"or one of covary\.nn layers with a Lift"):
         track(nn.Linear(5, 3), x)
     with pytest.raises(ValueError, match=r"before torch\.compile"):
         track(torch.compile(covary.mlp([5, 4, 3])), x)

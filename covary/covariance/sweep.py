@@ -8,6 +8,7 @@ that is used twice is one entry of the tape: what comes back from both uses is a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -61,6 +62,12 @@ class Tape:
         """Write down a value, and give its index."""
         self._nodes.append(Node(tuple(parents), pull, noise))
         return len(self._nodes) - 1
+
+    def branch(self) -> Tape:
+        """A tape that goes on from here: what is added to it, this one does not keep alive."""
+        tape = copy.copy(self)
+        tape._nodes = list(self._nodes)
+        return tape
 
     def uses(self, tensor: Tensor) -> None:
         """Remember that maps use this tensor: it must not change before the sweep."""

@@ -17,6 +17,8 @@ from covary.covariance.sweep import Entry, Pull, Tape
 _NUMBERS_AT_A_TIME = 2**25
 # A covariance matrix that takes more memory than this is not computed unasked.
 _MOST_BYTES = 2 * 2**30
+# Of so few units the whole matrix takes hardly longer than the variances; it is kept for later.
+_CHEAP = 64
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,12 +46,15 @@ class Swept(Covariance):
 
     @property
     def variance(self) -> Tensor:
-        known: Tensor | None = self.__dict__.get("_matrix")
-        if known is not None:
-            return known.diagonal(dim1=-2, dim2=-1).clone()
-        total = sum(self.by_source().values())
-        assert isinstance(total, Tensor)
-        return total
+        if "_matrix" in self.__dict__ or (
+            self._units <= _CHEAP and self._units * self.tape.widest <= _NUMBERS_AT_A_TIME
+        ):
+            return self.dense().diagonal(dim1=-2, dim2=-1)
+        known: Tensor | None = self.__dict__.get("_variance")
+        if known is None:
+            known = torch.stack(list(self.by_source().values())).sum(0)
+            self.__dict__["_variance"] = known
+        return known.clone()
 
     @property
     def shape(self) -> torch.Size:
@@ -71,7 +76,7 @@ class Swept(Covariance):
                 for name, part in self.tape.variances(self.at, rows).items():
                     found.setdefault(name, []).append(part)
         if not found:
-            return {"": torch.zeros_like(self.mean.detach()).flatten(1)}
+            return {"": self.mean.new_zeros(self.shape)}
         every = slice(None) if self.chosen is None else self.chosen
         return {name: torch.cat(parts, -1)[every] for name, parts in found.items()}
 
@@ -93,20 +98,23 @@ class Swept(Covariance):
             found = self.tape.quadratic(self.at, shaped)
         return found if self.chosen is None else found[self.chosen]
 
-    def _spread(self, rows: Tensor) -> Tensor:
-        """Rows (1 | b, r, n) of the chosen samples as rows (B, r, n) of all, 0 for the others."""
+    def _spread(self, values: Tensor) -> Tensor:
+        """Values (1 | b, ...) of the chosen samples as (B, ...) of all, 0 for the others."""
         assert self.chosen is not None
-        if len(rows) > 1 and len(set(self.chosen.tolist())) < len(self.chosen):
-            raise IndexError("A sample that was selected twice takes one set of rows, not two.")
-        every = rows.new_zeros(self.tape.batch, *rows.shape[1:])
-        every[self.chosen] = rows.expand(len(self.chosen), -1, -1)
+        if len(values) > 1 and len(set(self.chosen.tolist())) < len(self.chosen):
+            raise IndexError(
+                "A sample that was selected twice takes one set of rows or factors, not two. "
+                "Select each sample once, or look at out.covariance_matrix first."
+            )
+        every = values.new_zeros(self.tape.batch, *values.shape[1:])
+        every[self.chosen] = values.expand(len(self.chosen), *values.shape[1:])
         return every
 
     def linear(self, weight: Tensor) -> Covariance:
         def pull(rows: Tensor) -> tuple[Tensor]:
             return ((rows @ weight).reshape(len(rows), *self.mean.shape),)
 
-        return self._behind(pull, self.mean.flatten(1)[:, :1].expand(-1, len(weight)))
+        return self._behind(pull, self.mean.new_empty(len(self.mean), len(weight)))
 
     def add_noise(self, var: float) -> Covariance:
         noise = Entry("noise", torch.as_tensor(var, dtype=self.mean.dtype), self._samples)
@@ -139,12 +147,14 @@ class Swept(Covariance):
         return Samples.along(self.mean)
 
     def _shaped(self, value: Tensor) -> Tensor:
-        """(1 | B, n) -> (1 | B, *event)."""
+        """(1 | b, n) of the chosen samples -> (1 | B, *event) of all."""
+        if self.chosen is not None and len(value) > 1:
+            value = self._spread(value)
         return value.expand(len(value), self._units).reshape(len(value), *self.mean.shape[1:])
 
     def _behind(self, pull: Pull, mean: Tensor, noise: Entry | None = None) -> Swept:
-        at = self.tape.add((self.at,), pull, noise)
-        return Swept(self.tape, at, mean)
+        tape = self.tape.branch()
+        return Swept(tape, tape.add((self.at,), pull, noise), mean, self.chosen)
 
     def _blocks(self) -> Iterator[Tensor]:
         """Rows (r, B, *event) of the identity, as many at a time as memory takes."""

@@ -95,7 +95,7 @@ class Pass(ABC):
         self.started = True
 
         def one(value: Any) -> Any:
-            if not isinstance(value, Tensor) or isinstance(value, Varying):
+            if not isinstance(value, Tensor) or isinstance(value, Varying) or not value.dim():
                 return value
             if not value.is_floating_point():
                 return Varying(value, self, -1, Samples.along(value, self._axis(value)))

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from covary.covariance.samples import Samples
 from covary.passes.base import NO_SAMPLES, Pass, is_in_place
 from covary.rules import Rule
-from covary.sources import INPUT, NoisePlan
+from covary.sources import NoisePlan
 from covary.varying import Varying, plain, varying_in
 
 
@@ -45,7 +45,7 @@ class DrawPass(Pass):
 
     def lift(self, value: Tensor, name: str, samples: Samples | None = None) -> Varying:
         """A draw around a plain tensor."""
-        return self.wrapped(self.noise.at(INPUT).draw(value, self.generator))
+        return self.wrapped(self.noise.at_input.draw(value, self.generator))
 
     def follow(self, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The function itself, of draws."""

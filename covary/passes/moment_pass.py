@@ -67,7 +67,11 @@ class MomentPass(Pass):
                 f"Inputs of one batch have the same number of samples, got {self.tape.batch} and "
                 f"{samples.batch}. The batch is dimension {self.batch_dim} of each input."
             )
-        source = self.noise.at(INPUT)
+        if name == INPUT:
+            self._counts[name] += 1
+            name = name if self._counts[name] == 1 else f"{name}#{self._counts[name]}"
+        value = value.clone()  # what the caller does with his tensor is his own
+        source = self.noise.at_input
         entry = Entry(name, source.variance(value), samples) if source.sigma else None
         node = self.tape.add((), lambda _: (), entry)
         self.calls.append(Call(name, "noise enters"))
@@ -121,12 +125,16 @@ class MomentPass(Pass):
         """A new value, a function of its parents that is linear as far as covariances go."""
         assert self.tape is not None
         varies = [i for i, parent in enumerate(parents) if parent.node >= 0]
-        if len(varies) < len(parents):
+        types = [parents[i].dtype for i in varies]
+        if len(varies) < len(parents) or any(kind != mean.dtype for kind in types):
             inner = pull
 
             def pull(rows: Tensor) -> list[Tensor | None]:
                 pulled = inner(rows)
-                return [pulled[i] for i in varies]
+                return [
+                    None if part is None else part.to(kind)
+                    for part, kind in zip([pulled[i] for i in varies], types, strict=True)
+                ]
 
         node = self.tape.add([parents[i].node for i in varies], pull, noise)
         self.tape.widest = max(self.tape.widest, mean.numel())

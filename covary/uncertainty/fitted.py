@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from covary.convert import Converted
 from covary.nn import Lift
 from covary.uncertainty.features import FEATURES, check_features, log_margin, mean_of
 
@@ -218,6 +219,11 @@ def fit_features(values: Tensor, mean: Tensor, *, classes: int, features: str) -
 
 
 def _check_per_sample(net: nn.Module) -> None:
+    if isinstance(net, Converted):
+        raise TypeError(
+            "A fitted score takes a network of covary.nn layers or a plain one, and got one that "
+            "covary.convert made. Fit it to the plain model: fit(model, held_out)."
+        )
     if net.training:
         raise ValueError("A fitted score needs a network in evaluation mode: net.eval().")
     if any(isinstance(part, Lift) and part.covariance == "shared" for part in net.modules()):

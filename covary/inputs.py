@@ -1,0 +1,100 @@
+"""Inputs of a model, in which each tensor has a batch, and its outputs by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from covary.moments import Moments
+
+# Positional and named arguments.
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def batch_of(inputs: Any, batch_dim: int) -> int:
+    """The number of samples in inputs."""
+    for value in pytree.tree_leaves(inputs):
+        if isinstance(value, Tensor) and value.dim() > batch_dim:
+            return value.shape[batch_dim]
+    raise ValueError(
+        f"There is no tensor with a batch dimension (dimension {batch_dim}) among the inputs of "
+        "this network. Of a single sample make a batch of one: x[None]."
+    )
+
+
+def some(inputs: Any, which: slice, batch_dim: int) -> Any:
+    """The same inputs of these samples alone."""
+    return _each(inputs, lambda v: v[(slice(None),) * batch_dim + (which,)], batch_dim)
+
+
+def repeated(inputs: Any, times: int, batch_dim: int) -> Any:
+    """The same inputs with every sample so often, one copy behind the other."""
+    return _each(inputs, lambda value: value.repeat_interleave(times, batch_dim), batch_dim)
+
+
+def leaves(outputs: Any) -> dict[str, Any]:
+    """Tensors or Moments of nested outputs by the path to them."""
+    found, _ = pytree.tree_flatten_with_path(
+        outputs, is_leaf=lambda value: isinstance(value, Moments)
+    )
+    return {pytree.keystr(path) or "output": value for path, value in found}
+
+
+def _each(inputs: Any, change: Callable[[Tensor], Tensor], batch_dim: int) -> Any:
+    """The same with every tensor changed that has a batch dimension."""
+
+    def one(value: Any) -> Any:
+        has_batch = isinstance(value, Tensor) and value.dim() > batch_dim
+        return change(value) if has_batch else value
+
+    return pytree.tree_map(one, inputs)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the parameters of a model are."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def arguments(model: nn.Module, batch: Any, *, has_labels: bool) -> Inputs:
+    """What a model is called with for a batch, on the model's device.
+
+    A tensor is the one input. A dict whose keys are names of parameters of ``forward`` gives these
+    by name; any other dict is the one input. A tuple gives positional arguments: all of it, or,
+    where labels may follow (batches of a loader), as many as ``forward`` requires.
+    """
+    args: tuple[Any, ...] = (batch,)
+    named: dict[str, Any] = {}
+    if isinstance(batch, tuple | list):
+        args = tuple(batch)
+        if has_labels:
+            needed = sum(
+                each.default is each.empty
+                and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+                for each in _parameters(model)
+            )
+            args = args[: max(1, needed)]
+    elif isinstance(batch, Mapping) and set(batch) <= {each.name for each in _parameters(model)}:
+        args, named = (), dict(batch)
+    device = device_of(model)
+    moved: Inputs = pytree.tree_map(
+        lambda value: value.to(device) if isinstance(value, Tensor) else value, (args, named)
+    )
+    if not any(isinstance(value, Tensor) for value in pytree.tree_leaves(moved)):
+        raise TypeError(
+            "A batch is a tensor, a tuple of inputs, or a dict of them; got "
+            f"{type(batch).__name__} without a tensor."
+        )
+    return moved
+
+
+def _parameters(model: nn.Module) -> list[inspect.Parameter]:
+    """The parameters of a model's forward; of one that was replaced on the instance, its own."""
+    own = getattr(vars(model).get("forward"), "replaced", None)
+    if own is not None:
+        return list(inspect.signature(own).parameters.values())
+    return list(inspect.signature(type(model).forward).parameters.values())[1:]

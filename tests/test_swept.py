@@ -1,0 +1,130 @@
+"""Covariances that sweeps compute keep the contract of all covariances, selected or not."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import covary
+from covary.covariance.samples import Samples
+from covary.covariance.sweep import Entry, Tape
+from covary.covariance.swept import Swept
+from tests import test_covariance as contract
+from tests.test_covariance import B, M, N, rand
+
+
+def swept(batch: int = B) -> Swept:
+    """A linear map of 6 units with noise, gated, and noise once more."""
+    weight, gain = torch.randn(N, 6, dtype=torch.float64), rand(batch, N)
+    values, units = rand(batch, 6), rand(batch, N)
+    tape = Tape(batch)
+    first = tape.add((), lambda _: (), Entry("input", rand(batch, 6), Samples.along(values)))
+    noise = Entry("gate", rand(batch, N), Samples.along(units))
+    at = tape.add((first,), lambda rows: ((rows * gain) @ weight,), noise)
+    return Swept(tape, at, units)
+
+
+def chosen() -> Swept:
+    """B of more samples, in another order."""
+    found = swept(B + 3).select(torch.tensor([6, 0, 3, 1, 7]))
+    assert isinstance(found, Swept)
+    return found
+
+
+@pytest.fixture(params=[swept, chosen])
+def cov(request: pytest.FixtureRequest) -> Swept:
+    torch.manual_seed(0)
+    made: Swept = request.param()
+    return made
+
+
+CONTRACT = [
+    contract.test_dense_is_symmetric_and_positive_semidefinite,
+    contract.test_changing_a_dense_matrix_in_place_changes_nothing_else,
+    contract.test_variance_is_the_diagonal,
+    contract.test_linear,
+    contract.test_add_noise,
+    contract.test_activate,
+    contract.test_samples_may_share_gains_and_differ_in_variance,
+    contract.test_activate_forgives_round_off_in_the_variance,
+    contract.test_scale,
+    contract.test_operations_chain,
+    contract.test_a_scale_that_samples_share_may_stand_between_weights,
+    contract.test_activations_follow_each_other,
+    contract.test_log_determinant,
+    contract.test_quadratic_is_the_product_with_the_dense_matrix,
+    contract.test_batch_dimension_grows_only_where_samples_differ,
+]
+
+
+@pytest.mark.parametrize("keeps", CONTRACT, ids=lambda test: test.__name__.removeprefix("test_"))
+def test_contract(keeps, cov):
+    keeps(cov)
+
+
+@pytest.mark.parametrize("samples", contract.SELECTIONS.values(), ids=contract.SELECTIONS)
+def test_selections_go_on(cov, samples):
+    twin = Swept(cov.tape, cov.at, cov.mean, cov.chosen)
+    expected, selected = twin.dense()[samples], cov.select(samples)
+    torch.testing.assert_close(selected.variance, expected.diagonal(dim1=1, dim2=2))
+    weight = torch.randn(M, N, dtype=torch.float64)
+    torch.testing.assert_close(selected.linear(weight).dense(), weight @ expected @ weight.mT)
+    noisy = selected.add_noise(0.3).dense()
+    torch.testing.assert_close(noisy, expected + 0.3 * torch.eye(N, dtype=torch.float64))
+
+
+def test_samples_selected_twice_take_one_factor_each():
+    twice = swept().select([1, 1])
+    with pytest.raises(IndexError, match=r"selected twice.*covariance_matrix first"):
+        twice.scale(rand(2, N))
+
+
+def network(noise: float = 0.1) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    net = covary.convert(nn.Sequential(nn.Linear(3, 2), nn.ReLU()).eval(), noise=noise)
+    x = torch.randn(8, 3)
+    covary.track(net, x)
+    return net, x
+
+
+def test_layers_take_selected_outputs():
+    net, x = network()
+    out, linear = net(x), covary.nn.Linear(2, 2)
+    matrix = net(x).covariance_matrix
+    expected = linear.weight @ matrix[1:3] @ linear.weight.mT
+    torch.testing.assert_close(linear(out[1:3]).covariance_matrix, expected)
+    noisy = covary.nn.Noise(0.1)(net(x)[2:3])
+    torch.testing.assert_close(noisy.variance, matrix[2:3].diagonal(dim1=1, dim2=2) + 0.01)
+    assert network(noise=0.0)[0](x)[:2].variance.shape == (2, 2)
+
+
+def test_variances_are_swept_once(monkeypatch):
+    sweeps, sweep = [], Tape.sweep
+    monkeypatch.setattr(Tape, "sweep", lambda *args: sweeps.append(1) or sweep(*args))
+    few = swept()
+    assert torch.equal(few.variance, few.variance)
+    assert torch.equal(few.dense().diagonal(dim1=1, dim2=2), few.variance)
+    assert len(sweeps) == 1
+    monkeypatch.setattr("covary.covariance.swept._CHEAP", 0)
+    many = swept()
+    assert torch.equal(many.variance, many.variance)
+    assert len(sweeps) == 2
+
+
+def test_layers_behind_an_output_are_not_kept_by_it():
+    net, x = network()
+    out, weight = net(x), torch.randn(2, 2)
+    gc.collect()
+    gc.disable()
+    try:
+        kept = weakref.ref(weight)
+        linear = out.cov.linear(weight)
+        assert linear.variance.shape == (8, 2)
+        del linear, weight
+        assert kept() is None
+    finally:
+        gc.enable()
