@@ -627,6 +627,15 @@ def test_whole_numbers_keep_their_samples(function):
     torch.testing.assert_close(found.covariance_matrix, 0.01 * torch.eye(20).expand(3, 20, 20))
 
 
+def test_no_noise_enters_what_was_chosen_by_the_means():
+    model = Tokens(lambda x, e: x + e((x > 0).long().flip(1).sum(-1))).eval()
+    net = covary.convert(model, noise=0.1)
+    x = torch.randn(3, 5, 4, generator=generator())
+    covary.track(net, x)
+    torch.testing.assert_close(net(x).mean, model(x))
+    torch.testing.assert_close(net(x).variance, torch.full((3, 5, 4), 0.01))
+
+
 def test_transformers_with_a_padding_mask():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.TransformerEncoder(layer, 2).eval()
