@@ -65,7 +65,7 @@ class Varying(Tensor):
         numbers: the mean or the draw, a plain tensor of the same shape.
         run: the pass that it belongs to.
         node: its index on the tape of the pass; -1 for a value that does not vary, such as
-            integers before an embedding.
+            integers before an embedding, and -2 for one that was chosen by the means.
         samples: which sample each element belongs to.
         spread: the variance of each element, for each sample, where it can be estimated without a
             sweep: right behind a nonlinearity, or in passes that estimate it everywhere.

@@ -254,17 +254,19 @@ class Pass(ABC):
             samples = first.samples.moved(
                 lambda index: self.function(index.contiguous(), *others, **options), first.shape
             )
+            node = min(value.node for value in values)
             if isinstance(found, Tensor):
-                return Varying(found, self, -1, samples)
+                return Varying(found, self, node, samples)
             pairs = zip(found, samples, strict=True)
-            return type(found)(Varying(part, self, -1, owner) for part, owner in pairs)
+            return type(found)(Varying(part, self, node, owner) for part, owner in pairs)
         return pytree.tree_map(lambda part: self.constant(part, values), found)
 
     def constant(self, found: Any, values: Sequence[Varying]) -> Any:
         """What was found from these values, as a value of the same samples that does not vary."""
         if not isinstance(found, Tensor):
             return found
-        return Varying(found, self, -1, NO_SAMPLES if self.is_drawing else _behind(found, values))
+        node = -1 if all(value.node == -1 for value in values) else -2
+        return Varying(found, self, node, NO_SAMPLES if self.is_drawing else _behind(found, values))
 
     def refusal(self, why: str, remedy: str = _REMEDY) -> ConversionError:
         """The error that names the module, the function that was called and what to do."""

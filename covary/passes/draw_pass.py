@@ -71,7 +71,7 @@ class DrawPass(Pass):
                     self.observe(name, [value.numbers for value in values])
         result = function(*plain(list(args)), **plain(dict(kwargs)))
         if rule.is_choice:
-            return self.constant(result, [])
+            return self.constant(result, varying_in(args))
         first = args[0] if args else None
         if isinstance(first, Varying) and result is first.numbers:
             return first

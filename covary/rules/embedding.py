@@ -17,6 +17,8 @@ def embedding(x: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
         raise weight.run.refusal("Its table varies.")
     run = x.run
     found: Tensor = run.function(plain(x), weight, *args, **kwargs)
+    if x.node == -2:  # chosen by the means, not an input
+        return run.constant(found, [x])
     samples = x.samples
     if samples is not None and found.dim() > x.dim():
         samples = samples.moved(lambda index: index[..., None], x.shape)
