@@ -94,7 +94,8 @@ def track_converted(
         ratio, bar = _ratio(net, chunks, drawn)
     finally:
         net.train(was_training)
-    if ratio - 2 * bar > _WELL[1] or ratio + 2 * bar < _WELL[0]:
+    is_off = ratio - 2 * bar > _WELL[1] or ratio + 2 * bar < _WELL[0]
+    if is_off and sum(counts) >= _AT_ONCE:  # of fewer inputs, not even the error is known
         warnings.warn(
             f"The variances that this network computes are {1 / ratio:.2f} of those of draws, on "
             "the inputs it was tracked with: many units that depend on each other may be at a kink "
