@@ -65,7 +65,9 @@ def track_converted(
     drawn = [Projections(axes, seed) for seed in range(min(len(chunks), _RATIO_CHUNKS))]
     for number, chunk in enumerate(steps(chunks, "variances")):
         watch = drawn[number].add if number < len(drawn) else None
-        found = net.measure(chunk, draws=_DRAWS, seed=number, checks=number == 0, watch=watch)
+        found = net.drawn_variances(
+            chunk, draws=_DRAWS, seed=number, checks=number == 0, watch=watch
+        )
         average.add(found, counts[number])
     net.noise.check_all_used()
     measured = average.value()
