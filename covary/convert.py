@@ -266,7 +266,7 @@ class Converted(nn.Module):
         if is_training and known:
             few = some(inputs, slice(0, _STEP_SAMPLES), self.batch_dim)
             found = self.measure(few, draws=_STEP_DRAWS, checks=False)
-            self.sites.blend(found | self.levels(few, found), _STEP_MOMENTUM)
+            self.sites.blend(found, _STEP_MOMENTUM)
             return self.sites.known()
         if self.sites.is_tracked:
             return known
@@ -276,7 +276,6 @@ class Converted(nn.Module):
         # So many draws that each variance is known to some percent.
         found = self.measure(inputs, draws=1 + max(2, math.ceil(_LEAST_DRAWS / max(1, batch))))
         self.noise.check_all_used()
-        found |= self.levels(inputs, found)
         if is_training:
             self.sites.replace(found)
         elif found:
@@ -289,8 +288,13 @@ class Converted(nn.Module):
             )
         return found
 
+    def measure(self, inputs: Inputs, *, draws: int, checks: bool = True) -> dict[str, Tensor]:
+        """All that a pass needs to know, by so many draws of these inputs."""
+        found = self.drawn_variances(inputs, draws=draws, checks=checks)
+        return found | self.levels(inputs, found)
+
     @torch.no_grad()
-    def measure(
+    def drawn_variances(
         self,
         inputs: Inputs,
         *,

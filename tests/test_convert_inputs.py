@@ -61,6 +61,7 @@ def test_a_batch_of_one_is_as_one_of_many(layout, is_tracked):
         torch.testing.assert_close(one.covariance_matrix, many.covariance_matrix[:1])
 
 
+@pytest.mark.filterwarnings("ignore:This network was never tracked")
 def test_samples_stacked_on_each_other_are_refused_alike():
     net = covary.convert(TimeFirst(lambda y: torch.cat([y, y])).eval(), noise=0.3)
     for n in (1, 2):

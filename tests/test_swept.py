@@ -115,6 +115,20 @@ def test_variances_are_swept_once(monkeypatch):
     assert len(sweeps) == 2
 
 
+@pytest.mark.parametrize("look", ["variance", "covariance_matrix"])
+def test_a_look_without_gradients_takes_none_away(look):
+    net, x = network()
+    with covary.supervise_covariance():
+        out = net(x)
+        with torch.no_grad():
+            before = getattr(out, look)
+        found = getattr(out, look)
+        assert not before.requires_grad
+        torch.testing.assert_close(found, before)
+        found.sum().backward()
+        assert net.model[0].weight.grad.abs().sum() > 0
+
+
 def test_layers_behind_an_output_are_not_kept_by_it():
     net, x = network()
     out, weight = net(x), torch.randn(2, 2)

@@ -46,15 +46,25 @@ class Swept(Covariance):
 
     @property
     def variance(self) -> Tensor:
-        if "_matrix" in self.__dict__ or (
-            self._units <= _CHEAP and self._units * self.tape.widest <= _NUMBERS_AT_A_TIME
-        ):
+        is_cheap = self._units <= _CHEAP and self._units * self.tape.widest <= _NUMBERS_AT_A_TIME
+        if self._known("_matrix") is not None or (is_cheap and not self._has_gradients):
             return self.dense().diagonal(dim1=-2, dim2=-1)
-        known: Tensor | None = self.__dict__.get("_variance")
+        known = self._known("_variance")
         if known is None:
             known = torch.stack(list(self.by_source().values())).sum(0)
-            self.__dict__["_variance"] = known
+            if not self._has_gradients:  # or else a second backward pass would find no graph
+                self.__dict__["_variance"] = known
         return known.clone()
+
+    @property
+    def _has_gradients(self) -> bool:
+        return self.tape.is_supervised and torch.is_grad_enabled()
+
+    def _known(self, name: str) -> Tensor | None:
+        """What was computed before, unless gradients are wanted that it does not have."""
+        known: Tensor | None = self.__dict__.get(name)
+        lacks = known is not None and self._has_gradients and not known.requires_grad
+        return None if lacks else known
 
     @property
     def shape(self) -> torch.Size:
@@ -71,7 +81,7 @@ class Swept(Covariance):
     def by_source(self) -> dict[str, Tensor]:
         """(B, n) variances as one summand for each source of noise."""
         found: dict[str, list[Tensor]] = {}
-        with torch.set_grad_enabled(self.tape.is_supervised and torch.is_grad_enabled()):
+        with torch.set_grad_enabled(self._has_gradients):
             for rows in self._blocks():
                 for name, part in self.tape.variances(self.at, rows).items():
                     found.setdefault(name, []).append(part)
@@ -81,7 +91,7 @@ class Swept(Covariance):
         return {name: torch.cat(parts, -1)[every] for name, parts in found.items()}
 
     def dense(self) -> Tensor:
-        known: Tensor | None = self.__dict__.get("_matrix")
+        known = self._known("_matrix")
         if known is None:
             n = self._units
             self._check_cost(n)
@@ -94,7 +104,7 @@ class Swept(Covariance):
         """R C R^T for rows (1 | B, r, n), (B, r, r): as many rows of a sweep."""
         every = rows.expand(self.tape.batch, -1, -1) if self.chosen is None else self._spread(rows)
         shaped = every.transpose(0, 1).reshape(rows.shape[1], *self.mean.shape)
-        with torch.set_grad_enabled(self.tape.is_supervised and torch.is_grad_enabled()):
+        with torch.set_grad_enabled(self._has_gradients):
             found = self.tape.quadratic(self.at, shaped)
         return found if self.chosen is None else found[self.chosen]
 
@@ -131,7 +141,7 @@ class Swept(Covariance):
         return self._behind(lambda rows: (rows * shaped,), self.mean, noise)
 
     def select(self, samples: Selection) -> Covariance:
-        known: Tensor | None = self.__dict__.get("_matrix")
+        known = self._known("_matrix")
         if known is not None:
             return Full(known[samples])
         chosen = torch.arange(len(self.mean), device=self.mean.device)
