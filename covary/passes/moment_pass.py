@@ -125,15 +125,15 @@ class MomentPass(Pass):
         """A new value, a function of its parents that is linear as far as covariances go."""
         assert self.tape is not None
         varies = [i for i, parent in enumerate(parents) if parent.node >= 0]
-        types = [parents[i].dtype for i in varies]
-        if len(varies) < len(parents) or any(kind != mean.dtype for kind in types):
+        types = [parents[i].numbers.dtype for i in varies]
+        if len(varies) < len(parents) or any(each != mean.dtype for each in types):
             inner = pull
 
             def pull(rows: Tensor) -> list[Tensor | None]:
                 pulled = inner(rows)
                 return [
-                    None if part is None else part.to(kind)
-                    for part, kind in zip([pulled[i] for i in varies], types, strict=True)
+                    None if part is None else part.to(each)
+                    for part, each in zip([pulled[i] for i in varies], types, strict=True)
                 ]
 
         node = self.tape.add([parents[i].node for i in varies], pull, noise)
@@ -258,6 +258,8 @@ class MomentPass(Pass):
                 "This call did not occur on the inputs that the network was tracked with.",
                 "Track it with inputs for which it does: covary.track(net, inputs).",
             )
+        if list(found.shape) == one and found.dtype == value.dtype:
+            return found
         if found.dim() != value.dim():
             raise self.refusal(
                 f"It has {value.dim()} dimensions here and had {found.dim()} when the network was "

@@ -32,12 +32,11 @@ def mapped(
         view: whether the result shares the memory of x.
         kind: how ``print(net)`` describes it.
     """
-    dtype = x.dtype  # the mean may have another
     value: Varying = x.run.write(
         kind,
         mean,
         [x],
-        lambda rows: (pull(rows).to(dtype),),
+        lambda rows: (pull(rows),),
         x.samples if samples is None else samples,
         view_of=x if view else None,
     )

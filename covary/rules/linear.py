@@ -46,7 +46,7 @@ def batch_norm(
     kind = BATCH if of_batch else EXACT
     mean = F.batch_norm(x.numbers, running_mean, running_var, weight, bias, training, momentum, eps)
     if training or running_var is None:
-        others = [dim for dim in range(x.dim()) if dim != 1]
+        others = [dim for dim in range(x.numbers.dim()) if dim != 1]
         var = x.numbers.detach().var(others, correction=0)
     else:
         fixed(x, [1])
@@ -84,14 +84,14 @@ def rsub(x: Any, y: Any, *, alpha: float = 1) -> Varying:
 def _sum(x: Any, y: Any, a: float, b: float) -> Varying:
     values = [value for value in (x, y) if isinstance(value, Varying)]
     factors = [factor for value, factor in ((x, a), (y, b)) if isinstance(value, Varying)]
-    shapes, dtypes = [value.shape for value in values], [value.dtype for value in values]
+    shapes = [value.numbers.shape for value in values]
     left, right = plain(x), plain(y)
     mean = (left if a == 1 else a * left) + (right if b == 1 else b * right)
 
     def pull(rows: Tensor) -> list[Tensor]:
         return [
-            summed_to(rows if factor == 1 else factor * rows, shape).to(dtype)
-            for factor, shape, dtype in zip(factors, shapes, dtypes, strict=True)
+            summed_to(rows if factor == 1 else factor * rows, shape)
+            for factor, shape in zip(factors, shapes, strict=True)
         ]
 
     samples = merged(values).of_dim(mean.dim())
@@ -109,7 +109,7 @@ def _sum(x: Any, y: Any, a: float, b: float) -> Varying:
 def scaled(x: Varying, factor: Any) -> Varying:
     """X times a factor that does not vary, a number or a tensor that may broadcast it."""
     mean = x.numbers * factor
-    shape, samples, by = x.shape, x.samples.of_dim(mean.dim()), kept(x.run, factor)
+    shape, samples, by = x.numbers.shape, x.samples.of_dim(mean.dim()), kept(x.run, factor)
     value = mapped(x, mean, lambda rows: summed_to(rows * by, shape), samples=samples)
     return estimated(value, [x], lambda v: v * by**2)
 
@@ -201,7 +201,7 @@ def masked_fill(x: Varying, mask: Tensor, value: float) -> Varying:
     """A constant in some places: nothing comes back from there."""
     if isinstance(x, Varying) and not isinstance(mask, Varying):
         mean = x.numbers.masked_fill(mask, value)
-        shape, samples, where = x.shape, x.samples.of_dim(mean.dim()), kept(x.run, mask)
+        shape, samples, where = x.numbers.shape, x.samples.of_dim(mean.dim()), kept(x.run, mask)
         return mapped(
             x, mean, lambda rows: summed_to(rows.masked_fill(where, 0.0), shape), samples=samples
         )

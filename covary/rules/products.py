@@ -29,7 +29,7 @@ def multiply(x: Any, y: Any) -> Varying:
         mx, my = mx.detach(), my.detach()
 
     def pull(rows: Tensor) -> list[Tensor]:
-        return [summed_to(rows * b, a.shape).to(a.dtype) for a, b in ((mx, my), (my, mx))]
+        return [summed_to(rows * b, a.shape) for a, b in ((mx, my), (my, mx))]
 
     product: Varying = x.run.product(x, y, merged([x, y]), pull)
     return product
