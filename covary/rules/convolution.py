@@ -98,7 +98,8 @@ def _back(rows: Tensor, weight: Tensor, shape: Geometry) -> Tensor:
     if shape.is_transposed:
         function = getattr(F, f"conv{dims}d")
     elif _has_phases(shape, kernel):
-        return _back_by_phases(flat, weight, shape).view(*rows.shape[:2], *shape.before)
+        back = _back_by_places if shape.before[0] == 1 else _back_by_phases
+        return back(flat, weight, shape).view(*rows.shape[:2], *shape.before)
     else:
         function = getattr(F, f"conv_transpose{dims}d")
         # So that sizes come out as they were: strides leave some of the last elements out.
@@ -143,6 +144,26 @@ def _back_by_phases(rows: Tensor, weight: Tensor, shape: Geometry) -> Tensor:
     found = found[:, top : top + height, left : left + width].permute(0, 3, 1, 2)
     missing = height - found.shape[2], width - found.shape[3]
     return F.pad(found, (0, missing[1], 0, missing[0])) if any(missing) else found
+
+
+def _back_by_places(rows: Tensor, weight: Tensor, shape: Geometry) -> Tensor:
+    """The same for images of one channel: one product, then a sum for each place in the kernel."""
+    (high, wide), (top, left) = shape.after[1:], shape.padding
+    step, (_, height, width) = shape.stride[0], shape.before
+    kernel = weight.shape[2:]
+    flat = rows.permute(0, 2, 3, 1).reshape(-1, len(weight))
+    parts = weight.permute(2, 3, 1, 0).reshape(-1, len(weight)) @ flat.mT
+    parts = parts.view(*kernel, len(rows), high, wide)
+    found = rows.new_zeros(
+        len(rows),
+        max(height + 2 * top, (high - 1) * step + kernel[0]),
+        max(width + 2 * left, (wide - 1) * step + kernel[1]),
+    )
+    for i in range(kernel[0]):
+        for j in range(kernel[1]):
+            ends = i + (high - 1) * step + 1, j + (wide - 1) * step + 1
+            found[:, i : ends[0] : step, j : ends[1] : step] += parts[i, j]
+    return found[:, None, top : top + height, left : left + width]
 
 
 def _arranged(value: Tensor) -> Tensor:
