@@ -361,3 +361,13 @@ def test_scores_and_records_are_of_other_networks():
         covary.uncertainty.fit(net, torch.randn(300, 4))
     with pytest.raises(TypeError, match=r"record takes .*print\(net\)"), covary.record(net):
         net(torch.zeros(2, 4))
+
+
+def test_samples_that_meet_after_a_view_are_refused():
+    class Mixes(nn.Module):
+        def forward(self, x):
+            halves = x.view(2, 2, 6)
+            return (halves + halves.transpose(0, 1)).reshape(4, 6)
+
+    with pytest.raises(ConversionError, match="different samples"):
+        covary.convert(Mixes().eval(), noise=0.1)(torch.randn(4, 6))

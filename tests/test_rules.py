@@ -376,7 +376,7 @@ def test_nonlinearities_agree_with_draws(name):
     net.sites.replace(net.measure(((x,), {}), draws=300))
     found = covary.verify(net, x, draws=4000)
     assert found.mean.value < 0.02
-    assert found.variance.value < 0.12
+    assert found.variance.value < 0.15
 
 
 def test_draws_outside_of_the_domain_of_a_function_are_told():

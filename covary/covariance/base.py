@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils import _pytree as pytree
 
 from covary import linalg
@@ -166,6 +167,8 @@ def as_covariance(matrix: Tensor, variance: Tensor | None = None) -> Tensor:
     made = symmetric(matrix)
     diagonal = made.diagonal(dim1=-2, dim2=-1)
     if variance is None:
-        diagonal.clamp_(min=0)
-        return made
+        if not torch.is_grad_enabled() and not is_functorch_wrapped_tensor(made):
+            diagonal.clamp_(min=0)
+            return made
+        variance = diagonal.clamp(min=0)
     return made + torch.diag_embed(variance - diagonal)
