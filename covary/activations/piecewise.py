@@ -290,28 +290,27 @@ def threshold(threshold: float, value: float) -> MomentActivation:
 @lru_cache
 def hardshrink(lambd: float = 0.5) -> MomentActivation:
     """x where |x| > lambd, and 0 elsewhere, as in ``torch.nn.Hardshrink``."""
-    return _made(
-        "hardshrink" if lambd == 0.5 else f"hardshrink({lambd:g})",
-        partial(F.hardshrink, lambd=_shrinking(lambd)),
-        partial(_outside, size=lambd),
-        (-lambd, lambd),
-        (0.0, 1.0),
-        (0.0,),
-        (0.0, 1.0),
-    )
+    return _shrink("hardshrink", F.hardshrink, lambd, moved=0.0)
 
 
 @lru_cache
 def softshrink(lambd: float = 0.5) -> MomentActivation:
     """x moved towards 0 by up to lambd, as in ``torch.nn.Softshrink``."""
+    return _shrink("softshrink", F.softshrink, lambd, moved=lambd)
+
+
+def _shrink(
+    name: str, function: Callable[..., Tensor], lambd: float, *, moved: float
+) -> MomentActivation:
+    """0 where |x| <= lambd, and x moved towards 0 elsewhere."""
     return _made(
-        "softshrink" if lambd == 0.5 else f"softshrink({lambd:g})",
-        partial(F.softshrink, lambd=_shrinking(lambd)),
+        name if lambd == 0.5 else f"{name}({lambd:g})",
+        partial(function, lambd=_shrinking(lambd)),
         partial(_outside, size=lambd),
         (-lambd, lambd),
-        (lambd, 1.0),
+        (moved, 1.0),
         (0.0,),
-        (-lambd, 1.0),
+        (-moved, 1.0),
     )
 
 
