@@ -10,19 +10,16 @@ import argparse
 import torch
 
 import covary
-from examples.plain_digits import DigitNet, load, train
+from examples.plain_digits import train, trained
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--noise", type=float, default=0.3)
+    parser.add_argument("--noise", type=float, default=0.1)
     arguments = parser.parse_args()
 
-    torch.manual_seed(0)
-    x, y, x_test, y_test = load()
-    model = DigitNet()
-    train(model, x, y, arguments.epochs)
+    model, x, y, x_test, y_test = trained(arguments.epochs)
 
     net = covary.convert(model, noise=arguments.noise)
     for stage in ("converted", "fine-tuned"):

@@ -10,7 +10,7 @@ import argparse
 import torch
 
 import covary
-from examples.plain_digits import DigitNet, load, train
+from examples.plain_digits import trained
 
 
 def main() -> None:
@@ -18,10 +18,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=15)
     arguments = parser.parse_args()
 
-    torch.manual_seed(0)
-    x, y, x_test, _ = load()
-    model = DigitNet()
-    train(model, x, y, arguments.epochs)
+    model, x, _, x_test, _ = trained(arguments.epochs)
 
     inputs = {"digits": x_test, "noise": torch.rand(len(x_test), 1, 8, 8)}
     for start in (None, "head"):

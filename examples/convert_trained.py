@@ -10,7 +10,7 @@ import argparse
 import torch
 
 import covary
-from examples.plain_digits import DigitNet, load, train
+from examples.plain_digits import trained
 
 
 def main() -> None:
@@ -19,10 +19,7 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.05)
     arguments = parser.parse_args()
 
-    torch.manual_seed(0)
-    x, y, x_test, y_test = load()
-    model = DigitNet()
-    train(model, x, y, arguments.epochs)
+    model, x, _, x_test, y_test = trained(arguments.epochs)
 
     net = covary.convert(model, noise=arguments.noise)
     covary.track(net, x)

@@ -62,7 +62,9 @@ def test_without_noise_a_converted_model_is_the_model(row):
     x = row.inputs(5, seed=2)
     net = covary.convert(model, noise=0.0, batch_dim=row.batch_dim)
     for out, plain in zip(leaves(row.run(net, x)), leaves(row.run(model, x)), strict=True):
-        torch.testing.assert_close(out.mean, plain.reshape(out.mean.shape), rtol=1e-6, atol=2e-6)
+        # Relative to the largest output: sums in another order have errors of that size.
+        difference = (out.mean - plain.reshape(out.mean.shape)).abs().max()
+        assert difference <= 1e-6 * plain.abs().max()
         assert out.variance.abs().max() == 0
 
 
