@@ -84,6 +84,7 @@ def convert(
         torch.Size([2, 3, 3])
     """
     _check_model(model)
+    _check_options(model, start, batch_dim, variances)
     return Converted(model, noise, start=start, batch_dim=batch_dim, variances=variances)
 
 
@@ -104,24 +105,6 @@ class Converted(nn.Module):
         variances: str,
     ) -> None:
         super().__init__()
-        paths = dict(model.named_modules())
-        if start is not None and not isinstance(start, str):
-            raise TypeError(
-                f"start is the path of a module, such as {list(paths)[-1]!r}, got a "
-                f"{type(start).__name__}."
-            )
-        if isinstance(batch_dim, bool) or not isinstance(batch_dim, int) or batch_dim < 0:
-            raise ValueError(
-                "batch_dim is the number of the dimension that is the batch, counted from 0, got "
-                f"{batch_dim!r}."
-            )
-        if start is not None and start not in paths:
-            near = ", ".join(repr(path) for path in list(paths)[1:9])
-            raise ValueError(
-                f"start names {start!r}, and this model has no such module: {near} ..."
-            )
-        if variances not in VARIANCES:
-            raise ValueError(f"variances are one of {', '.join(VARIANCES)}, got {variances!r}.")
         self.noise = NoisePlan(noise, model)
         self.variances = variances
         self.start = start
@@ -455,6 +438,25 @@ def _check_equal(outputs: Any, again: Any) -> None:
                 "here. Take them out in evaluation mode (if self.training: ...), and let noise "
                 "enter by covary.convert(model, noise=...) instead."
             )
+
+
+def _check_options(model: nn.Module, start: object, batch_dim: object, variances: object) -> None:
+    paths = dict(model.named_modules())
+    if start is not None and not isinstance(start, str):
+        raise TypeError(
+            f"start is the path of a module, such as {list(paths)[-1]!r}, got a "
+            f"{type(start).__name__}."
+        )
+    if isinstance(batch_dim, bool) or not isinstance(batch_dim, int) or batch_dim < 0:
+        raise ValueError(
+            "batch_dim is the number of the dimension that is the batch, counted from 0, got "
+            f"{batch_dim!r}."
+        )
+    if start is not None and start not in paths:
+        near = ", ".join(repr(path) for path in list(paths)[1:9])
+        raise ValueError(f"start names {start!r}, and this model has no such module: {near} ...")
+    if variances not in VARIANCES:
+        raise ValueError(f"variances are one of {', '.join(VARIANCES)}, got {variances!r}.")
 
 
 def _check_model(model: nn.Module) -> None:
