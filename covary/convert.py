@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from covary.covariance.swept import Swept
 from covary.inputs import Inputs, batch_of, device_of, repeated, some
+from covary.linalg import is_finite
 from covary.measurements import Measurements, described
 from covary.measuring import Spread
 from covary.models import evaluating, left_alone, twin_of
@@ -349,7 +350,7 @@ class Converted(nn.Module):
                     f"A converted network needs float32 or float64 inputs, got {value.dtype}. "
                     "Convert them first: x.float()."
                 )
-            if values_are_checked() and not bool(torch.isfinite(value).all()):
+            if values_are_checked() and not is_finite(value):
                 raise ValueError(
                     f"An input of shape {tuple(value.shape)} has NaN or infinite values. Clean the "
                     "data, or skip this check within `with covary.check_values(False):`."

@@ -259,6 +259,12 @@ def tall_product(rows: Tensor, matrix: Tensor) -> Tensor:
     return product.reshape(*product.shape[:-2], batch, r, matrix.shape[-1])
 
 
+def is_finite(x: Tensor) -> bool:
+    """Whether there is neither NaN nor infinity in x."""
+    # Both survive a sum, which takes one pass over memory; large numbers may overflow in it.
+    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+
+
 def batch_of(*parts: Tensor) -> int:
     """How many samples tensors (1 | B, ...) are of together; there may be none."""
     return next((part.shape[0] for part in parts if part.shape[0] != 1), 1)

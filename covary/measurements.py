@@ -26,7 +26,7 @@ class Measurements(nn.Module):
     @property
     def is_tracked(self) -> bool:
         """Whether something was measured, be it that there is nothing to measure."""
-        return "tracked" in self._buffers or bool(self.known())
+        return any(name == "tracked" or name.startswith("measured/") for name in self._buffers)
 
     @property
     def propagates(self) -> bool:

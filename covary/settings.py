@@ -113,8 +113,9 @@ def covariance_grad() -> AbstractContextManager[None]:
 
 def is_autocast(device: torch.device) -> bool:
     """Whether operations on this device would run in half precision at this moment."""
+    kind = device.type
     # Devices without values, such as "meta", have no autocast to ask for.
-    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[None]:

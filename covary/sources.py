@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +86,8 @@ class NoisePlan:
 
     def at(self, path: str) -> Noise:
         """The noise before a nonlinearity in the module of this path."""
+        if len(self._paths) == 1 and "" in self._paths:
+            return self._at("")
         return self._at(next((key for key in _around(path) if key in self._paths), ""))
 
     def _at(self, key: str) -> Noise:
@@ -115,7 +118,7 @@ class NoisePlan:
         plan._named, plan._used = {}, set()
         return plan
 
-    @property
+    @cached_property
     def is_none(self) -> bool:
         """Whether there is no noise anywhere."""
         return not any(self.sigmas.values())

@@ -69,8 +69,8 @@ class Varying(Tensor):
         samples: which sample each element belongs to.
         spread: the variance of each element, for each sample, where it can be estimated without a
             sweep: right behind a nonlinearity, or in passes that estimate it everywhere.
-        before_scaling: of a convolution, what it was applied to, and, for a scale of each channel
-            that is yet to come, how rows go back through both at once.
+        before_scaling: of a convolution, what it was applied to, and how rows go back through both
+            it and a scale of each channel, which is yet to come: rows, scale -> rows.
     """
 
     numbers: Tensor
@@ -78,7 +78,7 @@ class Varying(Tensor):
     node: int
     samples: Samples
     spread: Lazy | None
-    before_scaling: tuple[Varying, Callable[[Tensor], Callable[[Tensor], Tensor]]] | None
+    before_scaling: tuple[Varying, Callable[[Tensor, Tensor], Tensor]] | None
     _memory: list[int]
     _writes: int
 
@@ -123,11 +123,10 @@ class Varying(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
         first = args[0] if args else None
         if not isinstance(first, Varying):
-            first = varying_in([*args, *kwargs.values()])[0]
-        return first.run.call(function, args, kwargs)
+            first = varying_in([*args, *(kwargs or {}).values()])[0]
+        return first.run.call(function, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -140,7 +139,9 @@ class Varying(Tensor):
         )
 
 
-_SEQUENCES = (list, tuple)  # made once: this is asked some thousand times in a pass
+# Made once: these are asked for some thousand times in a pass.
+_SEQUENCES = (list, tuple)
+_CONTAINERS = (list, tuple, dict)
 
 
 def varying_in(values: Sequence[Any]) -> list[Varying]:
@@ -149,10 +150,8 @@ def varying_in(values: Sequence[Any]) -> list[Varying]:
     for value in values:
         if isinstance(value, Varying):
             found.append(value)
-        elif isinstance(value, _SEQUENCES):
-            found += varying_in(value)
-        elif isinstance(value, dict):
-            found += varying_in(list(value.values()))
+        elif isinstance(value, _CONTAINERS):
+            found += varying_in(list(value.values()) if isinstance(value, dict) else value)
     return found
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from covary.activations.activation import ActivationMoments, LinearResponse, MomentActivation
 from covary.activations.gaussian import below, tail
 
-_SQRT_HALF, _PER_ROOT = math.sqrt(0.5), 1 / math.sqrt(4 * math.pi)
+_SQRT_HALF, _LOG_PER_ROOT = math.sqrt(0.5), -0.5 * math.log(4 * math.pi)
 
 
 def moments(mu: Tensor, var: Tensor) -> ActivationMoments:
@@ -48,8 +48,9 @@ def _response(mu: Tensor, var: Tensor) -> LinearResponse:
     sigma = var.sqrt()
     y = mu * (_SQRT_HALF / sigma)
     gain = torch.erf(y).mul_(0.5).add_(0.5)
-    # Beyond 80 the exponential is a subnormal number, on which processors are slow.
-    t = torch.square(y).clamp_(max=80.0).neg_().exp_().mul_(_PER_ROOT).addcmul_(y, gain)
+    exponent = torch.addcmul(y.new_full((), _LOG_PER_ROOT), y, y, value=-1.0)
+    # Below -80 the exponential is a subnormal number, on which processors are slow.
+    t = exponent.clamp_(min=-80.0).exp_().addcmul_(y, gain)
     excess = torch.addcmul(gain, gain, gain, value=-1.0).addcmul_(t, y.sub_(t), value=2.0)
     return LinearResponse(t.mul_(sigma / _SQRT_HALF), gain, excess.clamp_(min=0).mul_(var))
 

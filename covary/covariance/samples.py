@@ -91,7 +91,8 @@ class Samples:
             var: (1 | B, ...) to be broadcast to the value's shape.
         """
         shape, axes = rows.shape[1:], self.axes
-        var = var[(None,) * (len(shape) - var.dim())]
+        if var.dim() < len(shape):
+            var = var[(None,) * (len(shape) - var.dim())]
         # The same for all samples: expanded along the other dimensions alone.
         common = all(var.shape[axis] == 1 for axis in axes)
         var = var.expand([1 if common and i in axes else size for i, size in enumerate(shape)])

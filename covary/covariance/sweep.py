@@ -9,7 +9,7 @@ that is used twice is one entry of the tape: what comes back from both uses is a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -74,8 +74,14 @@ class Tape:
         if not tensor.is_inference():
             self._used.setdefault(id(tensor), (tensor, tensor._version))
 
-    def sweep(self, at: int, rows: Tensor) -> Iterator[tuple[Entry, Tensor]]:
-        """Each entry of noise that value ``at`` depends on, with rows (r, *shape) there."""
+    def sweep(self, at: int, rows: Tensor, meet: Callable[[Entry, Tensor], None]) -> None:
+        """Call ``meet`` for each entry of noise that value ``at`` depends on, with the rows there.
+
+        Args:
+            at: the index of the value.
+            rows: (r, *shape) of the value.
+            meet: takes an entry and rows (r, *shape) of what it enters.
+        """
         for tensor, version in self._used.values():
             if tensor._version != version:
                 raise RuntimeError(
@@ -90,25 +96,34 @@ class Tape:
                 continue
             parents, pull, noise = self._nodes[index]
             if noise is not None:
-                yield noise, here
-            for parent, pulled in zip(parents, pull(here), strict=True):
-                if pulled is not None:
+                meet(noise, here)
+            pulled = pull(here)
+            del here  # its memory is the next to be used, while it is in the cache
+            for parent, part in zip(parents, pulled, strict=True):
+                if part is not None:
                     known = waiting.get(parent)
-                    waiting[parent] = pulled if known is None else known + pulled
+                    waiting[parent] = part if known is None else known + part
 
     def quadratic(self, at: int, rows: Tensor) -> Tensor:
         """(B, r, r) R C R^T for rows (r, *shape) of value ``at``, of covariance C."""
         total = rows.new_zeros(self.batch, len(rows), len(rows))
-        for noise, here in self.sweep(at, rows):
+
+        def meet(noise: Entry, here: Tensor) -> None:
+            nonlocal total
             flat, var = noise.samples.flattened(here, noise.var)
             total += noise.samples.add_up((flat * var[:, None]) @ flat.mT)
+
+        self.sweep(at, rows, meet)
         return total
 
     def variances(self, at: int, rows: Tensor) -> dict[str, Tensor]:
         """(B, r) the diagonal of R C R^T, as one summand for each name of noise."""
         found: dict[str, Tensor] = {}
-        for noise, here in self.sweep(at, rows):
+
+        def meet(noise: Entry, here: Tensor) -> None:
             flat, var = noise.samples.flattened(here.square(), noise.var)
             part = noise.samples.add_up((flat @ var.expand(len(flat), -1)[..., None])[..., 0])
             found[noise.name] = found.get(noise.name, 0.0) + part
+
+        self.sweep(at, rows, meet)
         return found

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from covary.covariance import Kind, Tracked, check_kind, start
+from covary.linalg import is_finite
 from covary.moments import Moments
 from covary.nn.checks import check_exact_width, check_noise
 from covary.nn.fidelity import UNKNOWN, Fidelity, TrackingWarning, frames_to_caller
@@ -194,8 +195,7 @@ def _check_finite(x: Tensor) -> None:
     if x.device.type == "meta":
         return  # a shape without values
     try:
-        # NaN and infinity survive a sum, which takes one pass; large numbers may overflow in it.
-        if torch.isfinite(x.sum()) or torch.isfinite(x).all():
+        if is_finite(x):
             return
     except RuntimeError as error:
         if "vmap" in str(error):  # where there are no values to look at

@@ -11,7 +11,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from covary.activations import MomentActivation
 from covary.covariance.samples import Samples
 from covary.rules import RULES, Rule
-from covary.settings import without_autocast
+from covary.settings import is_autocast, without_autocast
 from covary.sources import INPUT, NO_NOISE, Noise, NoisePlan
 from covary.varying import (
     HELP,
@@ -52,6 +52,8 @@ _AS_ANOTHER = {
     Tensor.to, Tensor.type_as, Tensor.expand_as, Tensor.view_as, Tensor.reshape_as,
 }  # fmt: skip
 _ONE_NAME = {"axis": "dim", "keepdims": "keepdim"}
+# Arguments that rules take by place, or by another name, or not at all.
+_NAMES_TO_CHANGE = {*_ONE_NAME, "input", "other", "mat2", "out"}
 _WRITES = {"__setitem__", "copy_", "index_copy_", "scatter_", "index_add_", "fill_"}
 
 
@@ -130,20 +132,24 @@ class Pass(ABC):
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """What a torch function makes of arguments, some of which are Varying."""
-        args, kwargs = self._by_place(function, args, kwargs)
+        if kwargs and not _NAMES_TO_CHANGE.isdisjoint(kwargs):
+            args, kwargs = self._by_place(function, args, kwargs)
         rule = RULES.get(function)
         if rule is not None and rule.apply is None and rule.activation is None:
             return function(*plain(list(args)), **plain(dict(kwargs)))
         outer, self.function = self.function, function
         try:
-            values = varying_in([*args, *kwargs.values()])
+            values = varying_in([*args, *kwargs.values()] if kwargs else args)
             if rule is None:
                 name = name_of(function)
                 if name in _READS_VALUES or any(value.node >= 0 for value in values):
                     raise self._no_rule(name)
                 rule = _OF_CONSTANTS
+            device = values[0].numbers.device
+            if not is_autocast(device):
+                return self._checked_call(rule, args, kwargs, values)
             # Half precision has neither the range nor the digits for variances.
-            with without_autocast(values[0].numbers.device):
+            with without_autocast(device):
                 return self._checked_call(rule, args, kwargs, values)
         finally:
             self.function = outer
@@ -183,8 +189,6 @@ class Pass(ABC):
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Arguments as rules take them: the first ones by place, and each by one name."""
-        if not kwargs:
-            return args, kwargs
         given = {_ONE_NAME.get(name, name): value for name, value in kwargs.items()}
         if given.pop("out", None) is not None:
             self.function = function
@@ -293,8 +297,9 @@ class Pass(ABC):
 
     def _label(self) -> str:
         """Path of the module and function; of one that is made of others, its own name."""
-        name = self._composed[0] if self._composed else name_of(self.function)
-        return f"{self._path()}:{name.strip('_')}"
+        if self._composed:
+            return _label_of(self._path(), self._composed[0])
+        return _label_of(self._path(), self.function)
 
     def _path(self) -> str:
         return self._where[-1] if self._where else ""
@@ -316,6 +321,12 @@ class Pass(ABC):
         if name in _RANDOM:
             return self.refusal("It draws random numbers of its own, whose variance would be lost.")
         return self.refusal("There is no rule for it.")
+
+
+@lru_cache(maxsize=4096)
+def _label_of(path: str, function: Callable[..., Any] | str) -> str:
+    name = function if isinstance(function, str) else name_of(function)
+    return f"{path}:{name.strip('_')}"
 
 
 # A pass of draws needs not know which element belongs to which sample.
@@ -349,8 +360,10 @@ def _unless_constant(value: Any) -> Any:
 
 
 @cache
-def _parameters(activation: Callable[..., MomentActivation]) -> inspect.Signature:
-    return inspect.signature(activation)
+def _place_of_inplace(activation: Callable[..., MomentActivation]) -> int | None:
+    """Which argument of the torch function is ``inplace``; it has one more than the activation."""
+    names = list(inspect.signature(activation).parameters)
+    return 1 + names.index("inplace") if "inplace" in names else None
 
 
 def is_in_place(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -358,10 +371,10 @@ def is_in_place(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
     if rule.in_place:
         return True
     assert rule.activation is not None
-    signature = _parameters(rule.activation)
-    if "inplace" not in signature.parameters:
+    place = _place_of_inplace(rule.activation)
+    if place is None:
         return False
-    return bool(signature.bind(*args[1:], **kwargs).arguments.get("inplace", False))
+    return bool(kwargs.get("inplace", args[place] if place < len(args) else False))
 
 
 def _takes(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +16,8 @@ from covary.rules.registry import rule
 from covary.varying import Varying
 
 Size = int | Sequence[int]
-# Strided convolutions of larger images than this go back faster phase by phase.
-_LARGE = 100
+# Strided convolutions of images of fewer channels go back faster phase by phase.
+_FEW_CHANNELS = 16
 
 
 class Geometry(NamedTuple):
@@ -66,10 +68,10 @@ def _convolution(dims: int, *, is_transposed: bool) -> Callable[..., Varying]:
         )  # fmt: skip
         filters = kept(run, weight)
 
-        def scaled_by(scale: Tensor) -> Callable[[Tensor], Tensor]:
+        def scaled_back(rows: Tensor, scale: Tensor) -> Tensor:
             # Of a transposed convolution, results are the second dimension of the weight.
             by = filters * scale.reshape(1, -1, *[1] * dims).transpose(0, int(not is_transposed))
-            return lambda rows: _back(rows, by, shape)
+            return _back(rows, by, shape)
 
         value = mapped(x, mean, lambda rows: _back(rows, filters, shape))
         estimated(
@@ -79,7 +81,7 @@ def _convolution(dims: int, *, is_transposed: bool) -> Callable[..., Varying]:
         )
         if not is_transposed or shape.groups == 1:
             # As it is now: a function that writes in place may change x itself.
-            value.before_scaling = Varying(x.numbers, run, x.node, x.samples), scaled_by
+            value.before_scaling = Varying(x.numbers, run, x.node, x.samples), scaled_back
         return value
 
     return apply
@@ -115,55 +117,127 @@ def _back(rows: Tensor, weight: Tensor, shape: Geometry) -> Tensor:
 
 
 def _has_phases(shape: Geometry, kernel: Sequence[int]) -> bool:
+    """Whether a strided convolution goes back faster phase by phase than by torch's own function.
+
+    So it does for few channels, of which torch computes sixteen at a time, and where no two places
+    of the kernel meet.
+    """
     if len(kernel) != 2 or shape.groups != 1 or max(shape.dilation) > 1:
         return False
     if shape.stride[0] != shape.stride[1] or shape.stride[0] == 1:
         return False
-    return max(kernel) == 1 or shape.before[1] * shape.before[2] >= _LARGE
+    is_apart = max(kernel) <= shape.stride[0] and not any(shape.padding)
+    return is_apart or shape.before[0] < _FEW_CHANNELS
 
 
 def _back_by_phases(rows: Tensor, weight: Tensor, shape: Geometry) -> Tensor:
     """Rows (N, *after) -> (N, *before) of a strided convolution, as one ordinary convolution.
 
-    An element at place i of the input meets weight k at place o of the output if i + padding =
-    stride o + k. With i + padding = stride q + a and k = stride t + a it is o = q - t: for each of
-    the stride^2 phases a, a convolution of the rows with every stride-th weight.
+    Element i of the input meets weight k at element o of the result if i + padding = stride o + k.
+    Elements i = stride q + a are phase a, and k = stride t + (a + padding) % stride: for each of
+    the stride^2 phases, a convolution of the rows with every stride-th weight. Nothing comes back
+    to the phases that a small kernel does not reach.
     """
     step, (channels, height, width) = shape.stride[0], shape.before
-    kernel = [-(-size // step) for size in weight.shape[2:]]
-    padded = weight.new_zeros(*weight.shape[:2], *[size * step for size in kernel])
-    padded[:, :, : weight.shape[2], : weight.shape[3]] = weight
-    apart = padded.reshape(len(weight), channels, kernel[0], step, kernel[1], step)
-    by_phase = apart.permute(3, 5, 1, 0, 2, 4).reshape(-1, len(weight), *kernel).flip(2, 3)
-    found = F.conv2d(rows, _arranged(by_phase), padding=[size - 1 for size in kernel])
-    # (N, q, q', a, a', channels) in memory, to be (N, q, a, q', a', channels).
+    zeros, margins, reach = _phases(shape, *weight.shape[2:])
+    padded = F.pad(weight, zeros) if any(zeros) else weight
+    rows = _arranged(F.pad(rows, margins)) if any(margins) else rows
+    apart = padded.reshape(len(weight), channels, -1, step, padded.shape[3] // step, step)
+    # (O, C, taps, a, taps', a') -> (a a' C, O, taps, taps')
+    apart = apart[:, :, :, : reach[0], :, : reach[1]].permute(3, 5, 1, 0, 2, 4).flatten(0, 2)
+    found = F.conv2d(rows, _arranged(apart.flip(2, 3)))
     high, wide = found.shape[2:]
-    found = found.permute(0, 2, 3, 1).reshape(len(rows), high, wide, step, step, channels)
-    found = found.transpose(2, 3).reshape(len(rows), high * step, wide * step, channels)
-    top, left = shape.padding
-    found = found[:, top : top + height, left : left + width].permute(0, 3, 1, 2)
-    missing = height - found.shape[2], width - found.shape[3]
-    return F.pad(found, (0, missing[1], 0, missing[0])) if any(missing) else found
+    # (N, q, q', a, a', C) in memory, to be (N, q, a, q', a', C)
+    found = found.permute(0, 2, 3, 1).reshape(len(rows), high, wide, *reach, channels)
+    if reach == (step, step):
+        whole = found.transpose(2, 3).reshape(len(rows), high * step, wide * step, channels)
+        return whole[:, :height, :width].permute(0, 3, 1, 2)
+    whole = found.new_zeros(len(rows), height, width, channels)
+    for a, b in itertools.product(*map(range, reach)):
+        here = whole[:, a::step, b::step]
+        here.copy_(found[:, : here.shape[1], : here.shape[2], a, b])
+    return whole.permute(0, 3, 1, 2)
+
+
+@lru_cache(maxsize=1024)
+def _phases(
+    shape: Geometry, *kernels: int
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, int]]:
+    """How a strided convolution comes apart into phases.
+
+    Returns:
+        Zeros to be put around the weight and around rows, the last dimension first, as torch wants
+        them; and how many phases the kernel reaches along each dimension.
+    """
+    step = shape.stride[0]
+    zeros: list[int] = []
+    margins: list[int] = []
+    reach: list[int] = []
+    for dim, kernel in enumerate(kernels):
+        last = -(-shape.padding[dim] // step)  # how far behind q the last o is that it meets
+        front = last * step - shape.padding[dim]
+        taps = -(-(kernel + front) // step)
+        zeros = [front, taps * step - kernel - front, *zeros]
+        counts = -(-shape.before[1 + dim] // step), shape.after[1 + dim]
+        margins = [taps - 1 - last, counts[0] + last - counts[1], *margins]
+        # With zeros in front, all phases are taken for reached.
+        reach.append(step if front else min(kernel, step))
+    return tuple(zeros), tuple(margins), (reach[0], reach[1])
 
 
 def _back_by_places(rows: Tensor, weight: Tensor, shape: Geometry) -> Tensor:
-    """The same for images of one channel: one product, then a sum for each place in the kernel."""
-    (high, wide), (top, left) = shape.after[1:], shape.padding
+    """The same for images of one channel: one product for all places of the kernel, then sums."""
     step, (_, height, width) = shape.stride[0], shape.before
-    kernel = weight.shape[2:]
     flat = rows.permute(0, 2, 3, 1).reshape(-1, len(weight))
     parts = weight.permute(2, 3, 1, 0).reshape(-1, len(weight)) @ flat.mT
-    parts = parts.view(*kernel, len(rows), high, wide)
-    found = rows.new_zeros(
-        len(rows),
-        max(height + 2 * top, (high - 1) * step + kernel[0]),
-        max(width + 2 * left, (wide - 1) * step + kernel[1]),
-    )
-    for i in range(kernel[0]):
-        for j in range(kernel[1]):
-            ends = i + (high - 1) * step + 1, j + (wide - 1) * step + 1
-            found[:, i : ends[0] : step, j : ends[1] : step] += parts[i, j]
-    return found[:, None, top : top + height, left : left + width]
+    parts = parts.view(*weight.shape[2:], len(rows), *shape.after[1:])
+    found = rows.new_zeros(len(rows), height, width)
+    for a, b in itertools.product(range(min(step, height)), range(min(step, width))):
+        here = found[:, a::step, b::step]
+        downward = _meeting(
+            a + shape.padding[0], weight.shape[2], step, here.shape[1], shape.after[1]
+        )
+        across = _meeting(
+            b + shape.padding[1], weight.shape[3], step, here.shape[2], shape.after[2]
+        )
+        total = None
+        for (i, above, below), (j, left, right) in itertools.product(downward, across):
+            part = parts[i, j, :, above, left]
+            if total is None:  # the first has most elements; nobody else needs it
+                total = part if part.shape == here.shape else torch.zeros_like(here)
+            if total is not part:
+                total[:, below, right] += part
+        if total is not None:
+            here.copy_(total)
+    return found[:, None]
+
+
+@lru_cache(maxsize=1024)
+def _meeting(
+    first: int, kernel: int, step: int, count: int, size: int
+) -> list[tuple[int, slice, slice]]:
+    """Which places of the kernel reach a phase of the input along one dimension, and where.
+
+    Element q of the phase is at place step q + first of the padded input, and meets place k of the
+    kernel at element q + shift of the result, where shift = (first - k) / step.
+
+    Args:
+        first: the place of the phase's first element in the padded input.
+        kernel: the size of the kernel.
+        step: the stride.
+        count: the number of elements of the phase.
+        size: the number of elements of the result.
+
+    Returns:
+        Places k, with the elements of the result and those of the phase that meet; most first.
+    """
+    found = []
+    for k in range(first % step, kernel, step):
+        shift = (first - k) // step
+        low, high = max(0, -shift), min(count, size - shift)
+        if low < high:
+            found.append((k, slice(low + shift, high + shift), slice(low, high)))
+    return sorted(found, key=lambda each: each[2].start - each[2].stop)
 
 
 def _arranged(value: Tensor) -> Tensor:

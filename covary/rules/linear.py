@@ -45,22 +45,26 @@ def batch_norm(
         )
     kind = BATCH if of_batch else EXACT
     mean = F.batch_norm(x.numbers, running_mean, running_var, weight, bias, training, momentum, eps)
-    if training or running_var is None:
+    if running_var is None or training:
         others = [dim for dim in range(x.numbers.dim()) if dim != 1]
         var = x.numbers.detach().var(others, correction=0)
     else:
         fixed(x, [1])
-        var = running_var.clone()
-    scale = torch.rsqrt(var + eps)
-    if weight is not None:
-        scale = scale * kept(x.run, weight)
-    by_channel = scale.view(-1, *[1] * (x.numbers.dim() - 2))
+        var = running_var
+        x.run.uses(var)
+    weight = None if weight is None else kept(x.run, weight)
+    ones = [1] * (x.numbers.dim() - 2)
+
+    def scale() -> Tensor:  # computed by whoever needs it
+        found = torch.rsqrt(var + eps)
+        return found if weight is None else found * weight
+
     if x.before_scaling is not None:
-        before, scaled_by = x.before_scaling
-        value = mapped(before, mean, scaled_by(scale), samples=x.samples, kind=kind)
+        before, back = x.before_scaling
+        value = mapped(before, mean, lambda rows: back(rows, scale()), samples=x.samples, kind=kind)
     else:
-        value = mapped(x, mean, lambda rows: rows * by_channel, kind=kind)
-    return estimated(value, [x], lambda v: v * by_channel.square())
+        value = mapped(x, mean, lambda rows: rows * scale().view(-1, *ones), kind=kind)
+    return estimated(value, [x], lambda v: v * scale().square().view(-1, *ones))
 
 
 @rule("add", Tensor.__radd__)
