@@ -21,7 +21,7 @@ help:
 	@echo "make setup      create .venv with everything in it; the others do so when it is not there"
 	@echo "make lint       ruff and mypy (make format: let ruff rewrite)"
 	@echo "make bench      measure speed and memory as ratios: steps, epochs, replicas, a large table"
-	@echo "make results    run the demo and measure accuracy against sampling, save results/*.json"
+	@echo "make results    run the demo and measure accuracy against sampling, save results/benchmarks/*.json"
 	@echo "make docs       build the documentation into site/"
 	@echo "make clean      remove .venv and everything generated"
 

@@ -36,6 +36,7 @@ from covary.runs import RunError
 from tests.test_cli import covary, strict_json
 
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results" / "reproduction"
 
 
 def trial(measure=None, claims=None, **more) -> Experiment:
@@ -472,9 +473,7 @@ def test_everything_runs_at_scale_smoke(tmp_path):
 
 def test_the_page_is_that_of_the_stored_results(tmp_path):
     """No number is on the page that is not in a file of results, and none is out of date."""
-    write_reproduction(
-        ROOT / "results", markdown=tmp_path / "reproduction.md", html=tmp_path / "page.html"
-    )
+    write_reproduction(RESULTS, markdown=tmp_path / "reproduction.md", html=tmp_path / "page.html")
     stored = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
     made = (tmp_path / "reproduction.md").read_text(encoding="utf-8")
     assert stored == made, "run `covary report --reproduction`"
@@ -487,7 +486,7 @@ def test_the_page_is_that_of_the_stored_results(tmp_path):
 
 
 def test_where_a_claim_fails_there_is_a_reason_or_that_none_is_known():
-    for section in page.sections(ROOT / "results"):
+    for section in page.sections(RESULTS):
         for row in section.claims:
             failed = row.verdict.startswith((FAILS, PARTLY)) and not row.claim.goal
             assert row.why or not failed, f"{section.experiment.name}: {row.says}"

@@ -13,7 +13,7 @@ from covary.report.reproduction import page
 from covary.report.reproduction.figures import FIGURES, TABLES
 from tests.test_cli import covary, strict_json
 
-ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent.parent / "results" / "reproduction"
 
 
 def unwrapped(said: str) -> str:
@@ -98,7 +98,7 @@ def test_pages_of_a_trial_stay_with_it(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
     trial = tmp_path / "trial"
     trial.mkdir()
-    (trial / "sensitivity.json").write_bytes((ROOT / "results" / "sensitivity.json").read_bytes())
+    (trial / "sensitivity.json").write_bytes((RESULTS / "sensitivity.json").read_bytes())
     covary("report", "--reproduction", "--results", trial)
     assert [path.name for path in tmp_path.iterdir()] == ["trial"]
     assert (trial / "reproduction.html").exists()
@@ -109,12 +109,12 @@ def test_what_stands_between_backticks_is_code():
     assert page._with_code("At `quick`, a < b.") == "At <code>quick</code>, a &lt; b."
 
 
-MEASURED = [each.name for each in EXPERIMENTS if (ROOT / f"results/{each.name}.json").exists()]
+MEASURED = [each.name for each in EXPERIMENTS if (RESULTS / f"{each.name}.json").exists()]
 
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_figures_and_tables_can_be_of_some_labels(name):
-    record = experiments.load(ROOT / "results", name)
+    record = experiments.load(RESULTS, name)
     for label in {part["label"] for part in record["parts"]}:
         some = {**record, "parts": [part for part in record["parts"] if part["label"] == label]}
         for made in (FIGURES, TABLES):
@@ -125,7 +125,7 @@ def test_figures_and_tables_can_be_of_some_labels(name):
 @pytest.mark.parametrize("name", [name for name in MEASURED if name in FIGURES])
 def test_legends_keep_away_from_axes_and_edges(name):
     """A handle that lies on an axis looks like data."""
-    figure = FIGURES[name](experiments.load(ROOT / "results", name)).figure
+    figure = FIGURES[name](experiments.load(RESULTS, name)).figure
     edge = figure.bbox.padded(-2)
     inside = [(axes.get_legend(), axes.bbox.padded(-2)) for axes in figure.axes]
     for legend, room in [*inside, *((each, edge) for each in figure.legends)]:

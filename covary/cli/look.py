@@ -164,7 +164,9 @@ def report(
     results: Annotated[
         Path | None,
         typer.Option(
-            "--results", help="With --reproduction: folder of the results.", show_default="results"
+            "--results",
+            help="With --reproduction: folder of the results.",
+            show_default="results/reproduction",
         ),
     ] = None,
     markdown: Annotated[
@@ -226,7 +228,7 @@ def _report_reproduction(
     # The page of a trial does not replace the one that belongs to the library.
     markdown = markdown or (results or Path("docs")) / "reproduction.md"
     page = page or (results or Path("runs")) / "reproduction.html"
-    results = results or Path("results")
+    results = results or Path("results/reproduction")
     with common.wrong_use():
         if not any(path_of(results, name).exists() for name in names()):
             raise ValueError(

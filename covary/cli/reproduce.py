@@ -39,7 +39,7 @@ def reproduce(
     ] = Path("runs/reproduce"),
     results: Annotated[
         Path, typer.Option("--results", help="Folder of the results, NAME.json.")
-    ] = Path("results"),
+    ] = Path("results/reproduction"),
     jobs: Annotated[
         int, typer.Option("--jobs", "-j", min=1, help="Measure so many parts at a time.")
     ] = 1,

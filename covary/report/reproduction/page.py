@@ -212,8 +212,17 @@ def _render(template: str, found: list[Section], results: Path) -> str:
         style=Markup(_packaged("page.css")),
         folder=FIGURE_FOLDER,
         glossary=GLOSSARY,
-        results=results.name,
+        results=_place(results),
     )
+
+
+def _place(results: Path) -> str:
+    """The folder of results as the page names it: from the root of the repository, if it is there.
+
+    Where that root is on this machine says nothing to a reader.
+    """
+    root, folder = Path(__file__).parents[3], results.resolve()
+    return folder.relative_to(root).as_posix() if folder.is_relative_to(root) else folder.name
 
 
 def _with_code(text: str) -> Markup:
