@@ -21,7 +21,7 @@ FOLDER = ROOT / "results" / "benchmarks"
 def save(name: str, command: str, seed: int | None, measured: Any) -> Path:
     """Write a measurement with its command, seed, versions and commit."""
     commit = _git("rev-parse", "--short", "HEAD")
-    if _git("status", "--porcelain", "--", "covary", "benchmarks", "tests"):
+    if _git("status", "--porcelain", "--", "covary", "reproduction", "benchmarks", "tests"):
         commit += " with changes"
     record = {
         "command": command,
