@@ -15,6 +15,7 @@ from covary.runs.samples import load_data
 from covary.training import log
 from covary.uncertainty import metrics, scores
 from reproduction.experiment import Claim, Experiment, Measured, Part, by_scale, seeds
+from reproduction.published import images as published
 from reproduction.workshop import Network, Workshop
 
 _BATCH = 128
@@ -23,46 +24,6 @@ ACTIVATIONS = ("relu", "heaviside")
 KINDS = {"MNN": "full", "dMNN": "diagonal"}
 _OTHER = {"full": "diagonal", "diagonal": "full"}
 
-# Test accuracy in percent, standard deviations over 20 runs in brackets, as printed.
-PUBLISHED: dict[str, dict[str, str]] = {
-    "mnist": {
-        "MNN relu": "99.04 (0.00)",
-        "dMNN relu": "99.03 (0.02)",
-        "MNN heaviside": "99.01 (0.00)",
-        "dMNN heaviside": "99.05 (0.00)",
-    },
-    "fashion-mnist": {
-        "MNN relu": "89.85 (0.03)",
-        "dMNN relu": "90.05 (0.00)",
-        "MNN heaviside": "90.08 (0.00)",
-        "dMNN heaviside": "89.93 (0.00)",
-    },
-    "cifar10": {
-        "MNN relu": "71.04 (0.01)",
-        "dMNN relu": "70.57 (0.48)",
-        "MNN heaviside": "70.36 (0.01)",
-        "dMNN heaviside": "69.63 (0.02)",
-    },
-    "cifar100": {
-        "MNN relu": "35.56 (0.01)",
-        "dMNN relu": "31.01 (0.03)",
-        "MNN heaviside": "40.30 (0.00)",
-        "dMNN heaviside": "40.04 (0.01)",
-    },
-}
-PUBLISHED_SHARED: dict[str, dict[str, str]] = {
-    "mnist": {"MNN relu": "98.99 (0.00)", "MNN heaviside": "99.00 (0.00)"},
-    "fashion-mnist": {"MNN relu": "89.66 (0.00)", "MNN heaviside": "90.13 (0.00)"},
-    "cifar10": {"MNN relu": "70.75 (0.01)", "MNN heaviside": "69.86 (0.01)"},
-    "cifar100": {"MNN relu": "35.84 (0.02)", "MNN heaviside": "40.21 (0.02)"},
-}
-# Methods that the paper compares with, from other papers.
-CITED: dict[str, dict[str, str]] = {
-    "mnist": {"VarOut": "98.88 (0.05)", "DVI": "99.03 (0.06)", "VBP": "99.15 (0.06)"},
-    "fashion-mnist": {"VarOut": "89.19 (0.24)", "DVI": "89.67 (0.07)", "VBP": "89.90 (0.16)"},
-    "cifar10": {"VarOut": "66.60 (1.06)", "DVI": "64.85 (1.13)", "VBP": "68.67 (1.00)"},
-    "cifar100": {"VarOut": "37.15 (1.43)", "DVI": "33.79 (1.14)", "VBP": "39.03 (1.61)"},
-}
 _LEAST = {"mnist": 98.9, "fashion-mnist": 89.5, "cifar10": 69.0}
 # Points of accuracy within which we call two methods comparable, and a loss marginal.
 _COMPARABLE = 0.5
@@ -123,11 +84,6 @@ def _is_colour(data: str) -> bool:
     return data.startswith("cifar")
 
 
-def best_cited(data: str) -> float:
-    """The largest accuracy, in percent, of a method that the paper compares with."""
-    return max(float(cell.split()[0]) for cell in CITED[data].values())
-
-
 def measure(part: Part, workshop: Workshop) -> Measured:
     """Test accuracy of a network, and what its entropy knows of errors.
 
@@ -137,7 +93,8 @@ def measure(part: Part, workshop: Workshop) -> Measured:
     run = workshop.trained(settings["network"], part.seed)
     found = _evaluated(run, settings["covariance"], workshop)
     if not borrowed(settings):  # else it would count twice
-        found = {**found, "lead": found["accuracy"] - best_cited(settings["network"]["data"])}
+        cited = published.best_cited(settings["network"]["data"])
+        found = {**found, "lead": found["accuracy"] - cited}
     return Measured(found, {"validation": _validation(run)})
 
 
@@ -244,13 +201,13 @@ def _shared_parts(scale: str) -> Iterator[Part]:
         yield from seeds(label_of(data, kind, activation), count, **settings)
 
 
-def _accuracies(published: Mapping[str, Mapping[str, str]]) -> Sequence[Claim]:
+def _accuracies(printed: Mapping[str, Mapping[str, str]]) -> Sequence[Claim]:
     return [
         Claim(
             says=f"Test accuracy on {data}, {activation}, in percent.",
             metric="accuracy",
             label=label_of(data, "MNN", activation),
-            published=published[data][f"MNN {activation}"],
+            published=printed[data][f"MNN {activation}"],
             least=least,
         )
         for data, least in _LEAST.items()
@@ -336,7 +293,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         measure=measure,
         parts=by_scale(_parts),
         claims=(
-            *_accuracies(PUBLISHED),
+            *_accuracies(published.OWN),
             *_leads(),
             *_errors(),
             Claim(
@@ -357,7 +314,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         measure=measure_shared,
         parts=by_scale(_shared_parts),
         claims=(
-            *_accuracies(PUBLISHED_SHARED),
+            *_accuracies(published.SHARED),
             Claim(
                 says="Sharing covariances costs marginally little accuracy, against the network "
                 f"trained with one per sample (points; {_COMPARABLE} at most counts as marginal).",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reproduction import published
 from reproduction.experiment import Claim, Experiment, Measured, Part
+from reproduction.published import uci as published
 from reproduction.workshop import Workshop
 
 _RECIPE = {

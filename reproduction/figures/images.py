@@ -11,14 +11,12 @@ from matplotlib.lines import Line2D
 from covary.report.drawing import BLUE, ORANGE, SLATE, Drawing, swatch
 from reproduction.experiments.images import (
     ACTIVATIONS,
-    CITED,
     KINDS,
-    PUBLISHED,
-    PUBLISHED_SHARED,
     borrowed,
     label_of,
 )
 from reproduction.figures.layout import Record, Table, composed, letter, panels
+from reproduction.published.images import CITED, OWN, SHARED
 
 _TITLES = {
     "mnist": "MNIST",
@@ -42,7 +40,7 @@ def table(record: Record) -> Table:
     for data, title in _TITLES.items():
         labels = [label_of(data, kind, activation) for kind, activation in columns]
         cells = [_parts(record, label) for label in labels]
-        published = [PUBLISHED[data][f"{kind} {activation}"] for kind, activation in columns]
+        published = [OWN[data][f"{kind} {activation}"] for kind, activation in columns]
         cited = [CITED[data][method] for method in methods]
         blank = [_NONE] * len(methods)
         rows.append([f"{title}, published", *published, *cited])
@@ -69,7 +67,7 @@ def shared_table(record: Record) -> Table:
     rows = []
     for data, title in _TITLES.items():
         cells = [_parts(record, label_of(data, "MNN", activation)) for activation in ACTIVATIONS]
-        published = [PUBLISHED_SHARED[data][f"MNN {activation}"] for activation in ACTIVATIONS]
+        published = [SHARED[data][f"MNN {activation}"] for activation in ACTIVATIONS]
         rows.append([f"{title}, published", *published])
         rows.append([f"{title}, ours", *map(_accuracy, cells)])
         if any(cells):
@@ -128,7 +126,7 @@ _EXTRAS: dict[str, Callable[[Sequence[Record]], str]] = {
 def accuracies(record: Record) -> Drawing:
     """Ours, a dot for each network, beside what was published, by data set."""
     shared = record["experiment"] == "image-accuracy-shared"
-    published = PUBLISHED_SHARED if shared else PUBLISHED
+    published = SHARED if shared else OWN
     measured = {part["label"].split()[0] for part in record["parts"]}
     shown = [data for data in _TITLES if data in measured]
     figure, axes = panels(1, len(shown), height=2.6 if shared else 3.4)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from matplotlib.axes import Axes
 
 from covary.report.drawing import BLUE, ORANGE, PURPLE, SLATE, TEAL, Drawing, swatch
-from reproduction import published
 from reproduction.experiments.uci import calibrated, closer
 from reproduction.figures.layout import Record, Table, composed, letter, panels
-from reproduction.published import BEST_OF_ALL, BEST_OF_MOMENTS, OTHERS, OWN, SHARED, Row
+from reproduction.published import uci as published
+from reproduction.published.uci import BEST_OF_ALL, BEST_OF_MOMENTS, OTHERS, OWN, SHARED, Row
 
 _TITLES = {
     "boston-housing": "boston",

@@ -13,17 +13,14 @@ from covary.runs.samples import load_data
 from reproduction.experiment import SCALES, Part
 from reproduction.experiments.images import (
     ACTIVATIONS,
-    CITED,
     EXPERIMENTS,
     KINDS,
-    PUBLISHED,
-    PUBLISHED_SHARED,
-    best_cited,
     label_of,
     measure,
     network,
 )
 from reproduction.figures.images import FIGURES, TABLES
+from reproduction.published import images as published
 from reproduction.running import reproduce
 from reproduction.workshop import Network, Workshop
 
@@ -82,11 +79,11 @@ def test_networks_are_the_modified_lenet5():
 
 def test_every_cell_of_the_paper_has_a_part_at_its_scale():
     labels = {part.label for part in OWN.parts["paper"]}
-    cells = {f"{data} {name}" for data, row in PUBLISHED.items() for name in row}
+    cells = {f"{data} {name}" for data, row in published.OWN.items() for name in row}
     assert labels == cells
     shared = {part.label for part in SHARED.parts["paper"]}
-    assert shared == {f"{data} {name}" for data, row in PUBLISHED_SHARED.items() for name in row}
-    assert len(labels) == len(PUBLISHED) * len(KINDS) * len(ACTIVATIONS)
+    assert shared == {f"{data} {name}" for data, row in published.SHARED.items() for name in row}
+    assert len(labels) == len(published.OWN) * len(KINDS) * len(ACTIVATIONS)
     # Its files may have to be fetched, which is not for a quick look.
     assert not any("cifar100" in part.label for part in OWN.parts["quick"])
 
@@ -102,10 +99,10 @@ def test_every_claim_is_about_parts_that_there_are():
 
 
 def test_the_best_that_the_paper_cites():
-    assert best_cited("mnist") == 99.15
-    assert best_cited("fashion-mnist") == 89.90
-    assert best_cited("cifar10") == 68.67
-    assert set(CITED) == set(PUBLISHED)
+    assert published.best_cited("mnist") == 99.15
+    assert published.best_cited("fashion-mnist") == 89.90
+    assert published.best_cited("cifar10") == 68.67
+    assert set(published.CITED) == set(published.OWN)
 
 
 def test_evaluation_is_per_sample_and_training_as_the_label_says():
@@ -194,8 +191,8 @@ def test_the_table_and_the_figure_show_what_was_stored(experiment):
     assert rows["CIFAR-10, ours"]["MNN (H)"] == "not run"
     if experiment is OWN:
         assert rows["CIFAR-10, ours"]["dMNN (R)"] == "not run"
-    published = PUBLISHED_SHARED if experiment is SHARED else PUBLISHED
-    assert rows["CIFAR-10, published"]["MNN (H)"] == published["cifar10"]["MNN heaviside"]
+    printed = published.SHARED if experiment is SHARED else published.OWN
+    assert rows["CIFAR-10, published"]["MNN (H)"] == printed["cifar10"]["MNN heaviside"]
     assert rows["MNIST, ours"]["MNN (R)"] == "not run"
     drawing = FIGURES[experiment.name](record)
     assert "CIFAR-10 MNN relu 70.50" in drawing.alt

@@ -12,7 +12,6 @@ import covary
 from covary.estimators.standardized import Standardized
 from covary.moments import Moments
 from covary.training import RegressionLoss, TensorBatches, TrainingConfig, fit
-from reproduction import published
 from reproduction.experiment import Part
 from reproduction.experiments import uci, uci_measures, uci_training
 from reproduction.experiments.uci_training import (
@@ -29,6 +28,7 @@ from reproduction.experiments.uci_training import (
     train,
     with_waves,
 )
+from reproduction.published import uci as published
 from reproduction.workshop import Workshop
 
 ACTIVATIONS = ("relu", "heaviside")
