@@ -1,4 +1,4 @@
-"""Rows: foreign inputs, and attacks."""
+"""Rows: out-of-distribution inputs, and attacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reproduction.experiments import attacked, networks, out_of_distribution
 from reproduction.experiments.classification import MEAN_KNOWS, SHARED_TOO, of_shared
 
 
-def _foreign(scale: str, covariance: str, count: int) -> tuple[Part, ...]:
+def _letters(scale: str, covariance: str, count: int) -> tuple[Part, ...]:
     network = networks.mnist(scale, "relu", covariance)
     return seeds(
         covariance,
@@ -24,7 +24,7 @@ def _foreign(scale: str, covariance: str, count: int) -> tuple[Part, ...]:
 
 
 def _ood(scale: str) -> Sequence[Part]:
-    return (*_foreign(scale, "full", 1), *_foreign(scale, "shared", SEEDS[scale]))
+    return (*_letters(scale, "full", 1), *_letters(scale, "shared", SEEDS[scale]))
 
 
 _ALIKE = (
@@ -213,7 +213,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         f"that figure, entropy under attack, is that of fgsm, whose networks were trained so too. "
         f"{_SCHEDULE}",
         measure=out_of_distribution.measure,
-        parts=by_scale(lambda scale: _foreign(scale, "shared", SEEDS[scale])),
+        parts=by_scale(lambda scale: _letters(scale, "shared", SEEDS[scale])),
         claims=(*_OOD_BY_ENTROPY, *_AUROC_LEADS, *_AUROC),
     ),
 )

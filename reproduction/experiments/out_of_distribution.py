@@ -1,4 +1,7 @@
-"""Foreign inputs: how far entropy, max-softmax and softmax entropy set them apart."""
+"""Out-of-distribution (OOD) inputs: how far entropy and two scores of the softmax tell them apart.
+
+Settings and stored results call them ``foreign``: renaming that would make them other results.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,10 @@ PAIRS = {
 
 
 def measure(part: Part, workshop: Workshop) -> Measured:
-    """Distributions, separabilities and AUROC of right, wrong and foreign inputs.
+    """Distributions, separabilities and AUROC of right, wrong and OOD inputs.
 
-    Settings: ``network``, ``covariance`` of evaluation, ``foreign`` set, ``samples`` of it at most.
+    Settings: ``network``, ``covariance`` of evaluation, ``foreign`` (the OOD set), ``samples`` of
+    it at most.
     """
     settings = part.settings
     run = workshop.trained(settings["network"], part.seed)
@@ -47,11 +51,11 @@ def measure(part: Part, workshop: Workshop) -> Measured:
 def _told_apart(run: Run, settings: Mapping[str, Any], workshop: Workshop) -> dict[str, Any]:
     config = run.config()
     dataset, _ = load_data(config.data, data_dir=workshop.data_dir, seed=config.training.seed)
-    foreign = data.load(settings["foreign"], data_dir=workshop.data_dir).x_test
+    ood = data.load(settings["foreign"], data_dir=workshop.data_dir).x_test
     if settings["samples"]:
-        foreign = foreign[: settings["samples"]]
+        ood = ood[: settings["samples"]]
     net = with_covariance(run.network(), settings["covariance"])
-    test, other = outputs(net, dataset.x_test), outputs(net, foreign)
+    test, other = outputs(net, dataset.x_test), outputs(net, ood)
     wrong = test["mean"].argmax(1) != dataset.y_test.numpy()
     by_indicator = {name: _groups(test, other, wrong, key) for name, key in INDICATORS.items()}
     numbers: dict[str, float] = {"accuracy": float(1 - wrong.mean())}

@@ -1,4 +1,4 @@
-"""Figures of trained networks: foreign inputs, attacks, and the stochastic network in time."""
+"""Figures of trained networks: out-of-distribution inputs, attacks, the network in time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _BARS = {"entropy": BLUE, "msp": AMBER, "se": SLATE}
 
 
 @composed
-def foreign(record: Record) -> Drawing:
+def out_of_distribution(record: Record) -> Drawing:
     """Distributions of three indicators, their separabilities and AUROC."""
     parts = record["parts"]
     figure, axes = panels(2, 3, height=5.2)
@@ -249,8 +249,8 @@ def _covariances(axes: list[Axes], series: Record) -> None:
 
 
 FIGURES: dict[str, Callable[[Record], Drawing]] = {
-    "ood-notmnist": foreign,
-    "shared-ood": foreign,
+    "ood-notmnist": out_of_distribution,
+    "shared-ood": out_of_distribution,
     "fgsm": attacks,
     "network-relu": stochastic,
     "network-heaviside": stochastic,
