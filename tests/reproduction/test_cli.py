@@ -1,4 +1,4 @@
-"""``python -m reproduction`` as it is typed, and the figures and pages that it makes."""
+"""``python -m reproduction`` as it is typed."""
 
 from __future__ import annotations
 
@@ -6,26 +6,16 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from reproduction import EXPERIMENTS, catalogue, load, page
-from reproduction.cli import app
+from reproduction import catalogue
+from reproduction.catalogue import EXPERIMENTS
 from reproduction.experiment import Measured
-from reproduction.figures import FIGURES, TABLES
+from reproduction.figures import FIGURES
+from reproduction.store import load
+from tests.reproduction.trials import RESULTS, ROOT, command
 from tests.test_cli import strict_json
-
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "results" / "reproduction"
-
-
-def command(*arguments: object, code: int = 0) -> str:
-    """Run a command in this process; its output, errors included."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 def unwrapped(said: str) -> str:
@@ -126,31 +116,28 @@ def test_pages_of_a_trial_stay_with_it(tmp_path, monkeypatch):
     assert (trial / "reproduction.md").exists()
 
 
-def test_what_stands_between_backticks_is_code():
-    assert page._with_code("At `quick`, a < b.") == "At <code>quick</code>, a &lt; b."
-
-
-MEASURED = [each.name for each in EXPERIMENTS if (RESULTS / f"{each.name}.json").exists()]
-
-
-@pytest.mark.parametrize("name", MEASURED)
-def test_figures_and_tables_can_be_of_some_labels(name):
-    record = load(RESULTS, name)
-    for label in {part["label"] for part in record["parts"]}:
-        some = {**record, "parts": [part for part in record["parts"] if part["label"] == label]}
-        for made in (FIGURES, TABLES):
-            if name in made:
-                assert made[name](some) is not None
-
-
-@pytest.mark.parametrize("name", [name for name in MEASURED if name in FIGURES])
-def test_legends_keep_away_from_axes_and_edges(name):
-    """A handle that lies on an axis looks like data."""
-    figure = FIGURES[name](load(RESULTS, name)).figure
-    edge = figure.bbox.padded(-2)
-    inside = [(axes.get_legend(), axes.bbox.padded(-2)) for axes in figure.axes]
-    for legend, room in [*inside, *((each, edge) for each in figure.legends)]:
-        if legend is not None:
-            box = legend.get_window_extent()
-            assert room.x0 < box.x0 < box.x1 < room.x1
-            assert room.y0 < box.y0 < box.y1 < room.y1
+@pytest.mark.skipif(
+    "COVARY_DATA" not in os.environ,
+    reason="needs MNIST, notMNIST, CIFAR-10 and UCI sets in $COVARY_DATA",
+)
+def test_everything_runs_at_scale_smoke(tmp_path):
+    results = tmp_path / "results"
+    command("run", "--all", "--scale", "smoke", "--results", results, "--out", tmp_path / "work")
+    for experiment in EXPERIMENTS:
+        record = load(results, experiment.name)
+        assert record is not None
+        for claim in experiment.claims:
+            there = {part.label for part in experiment.parts["smoke"]}
+            assert claim.values(record["parts"]) or not there & set(claim.labels or there), (
+                f"{experiment.name} measures no {claim.metric}"
+            )
+        drawn = tmp_path / "work" / "smoke" / "figures" / f"{experiment.name}.png"
+        assert drawn.exists() == (experiment.name in FIGURES)
+    markdown, html = tmp_path / "docs" / "reproduction.md", tmp_path / "page.html"
+    said = command("page", "--results", results, "--markdown", markdown, "--out", html)
+    assert str(markdown) in said
+    text = markdown.read_text()
+    for experiment in EXPERIMENTS:
+        assert f"## {experiment.name}\n" in text
+    assert "of other settings" not in text
+    assert html.read_text().count("<section") == len(EXPERIMENTS) + 1
