@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-slow lint format docs bench results clean
+.PHONY: help setup demo test test-slow lint format docs bench results reproduce clean
 
 help:
 	@echo "make demo       train a network on bundled digits, measure it and write a report to look at"
@@ -21,7 +21,8 @@ help:
 	@echo "make setup      create .venv with everything in it; the others do so when it is not there"
 	@echo "make lint       ruff and mypy (make format: let ruff rewrite)"
 	@echo "make bench      measure speed and memory as ratios: steps, epochs, replicas, a large table"
-	@echo "make results    run the demo and measure accuracy against sampling, save results/*.json"
+	@echo "make results    run the demo and measure accuracy against sampling, save results/benchmarks/*.json"
+	@echo "make reproduce  an experiment of the paper, such as NAME=mechanism SCALE=smoke; without NAME, list them"
 	@echo "make docs       build the documentation into site/"
 	@echo "make clean      remove .venv and everything generated"
 
@@ -88,6 +89,18 @@ results: setup
 	$(BIN)/python -m benchmarks.uci
 	$(BIN)/python -m benchmarks.verification
 	$(BIN)/python -m benchmarks.spiking
+
+# Beside the networks, so that a trial replaces no stored results; RESULTS=results/reproduction does.
+SCALE ?= smoke
+JOBS ?= 1
+RESULTS ?= runs/reproduce/$(SCALE)/results
+
+reproduce: setup
+ifeq ($(origin NAME),command line)
+	$(BIN)/python -m reproduction run $(NAME) --scale $(SCALE) --jobs $(JOBS) --results $(RESULTS)
+else
+	$(BIN)/python -m reproduction list
+endif
 
 clean:
 	rm -rf $(VENV) site out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks

@@ -1,4 +1,4 @@
-"""Measurements as files: results/<name>.json with what is needed to make them again."""
+"""Measurements as files: results/benchmarks/<name>.json with what is needed to make them again."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import torch
 import covary
 
 ROOT = Path(__file__).parent.parent
-FOLDER = ROOT / "results"
+FOLDER = ROOT / "results" / "benchmarks"
 
 
 def save(name: str, command: str, seed: int | None, measured: Any) -> Path:
     """Write a measurement with its command, seed, versions and commit."""
     commit = _git("rev-parse", "--short", "HEAD")
-    if _git("status", "--porcelain", "--", "covary", "benchmarks", "tests"):
+    if _git("status", "--porcelain", "--", "covary", "reproduction", "benchmarks", "tests"):
         commit += " with changes"
     record = {
         "command": command,
@@ -41,7 +41,7 @@ def save(name: str, command: str, seed: int | None, measured: Any) -> Path:
         "measured": measured,
     }
     path = FOLDER / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return path
 

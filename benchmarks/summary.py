@@ -1,4 +1,4 @@
-"""From pytest-benchmark's timings to ratios: prints tables, writes results/bench.json.
+"""From pytest-benchmark's timings to ratios: prints tables, writes results/benchmarks/bench.json.
 
 python -m benchmarks.summary out/bench.json
 """

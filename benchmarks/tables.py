@@ -1,4 +1,4 @@
-"""Tables of the documentation, drawn from results/*.json and never typed by hand.
+"""Tables of the documentation, drawn from results/benchmarks/*.json and never typed by hand.
 
     python -m benchmarks.tables
 

@@ -37,13 +37,13 @@ from benchmarks import results
 from covary import data
 from covary.estimators.folds import cross_validation
 from covary.estimators.standardized import Standardized
-from covary.experiments.uci_training import Job, batches_of
 from covary.moments import Moments
 from covary.replicas import ReplicaLoss
 from covary.training import RegressionLoss, TrainingConfig, fit
 from covary.uncertainty.calibration import combined, fit_variance
 from covary.uncertainty.fidelity import gathered
 from covary.uncertainty.metrics import interval_coverage
+from reproduction.experiments.uci_training import Job, batches_of
 
 SETS = ("energy", "concrete", "yacht", "boston-housing")
 SPLITS = 20

@@ -5,8 +5,8 @@
 
 EfficientNet-Lite0 is converted as it is. For 20 photographs, clean and corrupted in three ways, the
 probability that noise changes the predicted class stands beside the largest softmax probability of
-the plain network. Takes about 5 minutes on one core and 3 GB of memory. Numbers go to
-results/efficientnet_lite0.json, a figure to results/efficientnet_lite0.png and the documentation.
+the plain network. Takes about 5 minutes on one core and 3 GB of memory. Numbers and a figure go to
+results/benchmarks/efficientnet_lite0.json and .png, the figure to the documentation, too.
 """
 
 from __future__ import annotations

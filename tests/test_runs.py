@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 import covary
 from covary import covariance
 from covary.data import DataError, Dataset
-from covary.runs import DataConfig, ModelConfig, Run, RunConfig, RunError, evaluate
+from covary.runs import DataConfig, ModelConfig, Run, RunConfig, RunError, directory, evaluate
 from covary.runs.evaluation import classification_metrics
 from covary.runs.measuring import LAYER_SAMPLES, SCORE, layer_names
 from covary.runs.samples import load_data
@@ -63,6 +65,32 @@ def test_the_folder_holds_all_that_made_the_run(classifier):
     assert environment["seed"] == 0
     assert {"git_commit", "command", "training_samples"} <= environment.keys()
     assert RunConfig.from_toml(classifier.config_path) == classifier.config()
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("/usr/bin/covary", "covary report 'a b'"),
+        ("/clone/covary/__main__.py", "covary report 'a b'"),
+        ("/clone/reproduction/__main__.py", "python -m reproduction report 'a b'"),
+        ("/clone/script.py", "script.py report 'a b'"),
+    ],
+)
+def test_results_name_the_command_that_made_them(monkeypatch, program, said):
+    monkeypatch.setattr("sys.argv", [program, "report", "a b"])
+    assert directory.command_line() == said
+
+
+def test_changed_code_marks_the_commit_of_a_result(monkeypatch):
+    other = Path("reproduction").resolve()
+
+    def git(command: str, *arguments: str) -> str:
+        return "abc" if command == "rev-parse" else " M cli.py" * (str(other) in arguments)
+
+    monkeypatch.setattr(directory, "_git", git)
+    now = datetime.now(timezone.utc)
+    assert directory.environment(now)["git_commit"] == "abc"
+    assert directory.environment(now, code=[other])["git_commit"] == "abc-dirty"
 
 
 @pytest.mark.parametrize("exact_width", [None, 0, 7])

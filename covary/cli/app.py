@@ -15,7 +15,6 @@ from covary.cli.demo import demo
 from covary.cli.export import export
 from covary.cli.fidelity import fidelity
 from covary.cli.look import evaluate, report
-from covary.cli.reproduce import reproduce
 from covary.cli.train import train
 from covary.cli.verify import verify
 
@@ -57,7 +56,6 @@ app.command()(calibrate)
 app.command()(fidelity)
 app.command()(verify)
 app.command()(compare)
-app.command()(reproduce)
 app.command()(attack)
 app.command()(report)
 app.command()(export)

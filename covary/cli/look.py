@@ -146,34 +146,10 @@ def evaluate(
 
 @reported
 def report(
-    run: Annotated[
-        Path | None, typer.Argument(metavar="RUN", help="Folder of a trained run.")
-    ] = None,
+    run: RunPath,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="The page.",
-            show_default="RUN/report.html, runs/reproduction.html, or RESULTS/reproduction.html",
-        ),
-    ] = None,
-    reproduction: Annotated[
-        bool, typer.Option("--reproduction", help="The paper beside what covary reproduce gave.")
-    ] = False,
-    results: Annotated[
-        Path | None,
-        typer.Option(
-            "--results", help="With --reproduction: folder of the results.", show_default="results"
-        ),
-    ] = None,
-    markdown: Annotated[
-        Path | None,
-        typer.Option(
-            "--markdown",
-            help="With --reproduction: the page as Markdown, too.",
-            show_default="docs/reproduction.md, or RESULTS/reproduction.md",
-        ),
+        typer.Option("--out", "-o", help="The page.", show_default="RUN/report.html"),
     ] = None,
     seed: Seed = 0,
     data_dir: DataDir = None,
@@ -185,24 +161,11 @@ def report(
     Figures also go to the folder figures/ beside it, as PNG and SVG. A run that was not evaluated
     since it was trained is evaluated first, on its test data.
 
-    With --reproduction and no run: every figure and table of the paper beside ours, as a page of
-    HTML that holds its figures, and as Markdown with figures beside it. Pages of results that are
-    elsewhere go there too.
-
     Examples:
 
     - `covary report runs/mnist`
-    - `covary report --reproduction`
-    - `covary report --reproduction --results trial`
+    - `covary report runs/mnist --out mnist.html`
     """
-    with common.wrong_use():
-        if (run is None) != reproduction:
-            raise ValueError("A report is of a run (covary report RUN), or of --reproduction.")
-        if run is not None and (results or markdown):
-            raise ValueError("--results and --markdown are for --reproduction, not for a run.")
-    if run is None:
-        _report_reproduction(results, markdown, out, as_json)
-        return
     from covary.report import write
 
     Run(run).config()  # a folder that holds no run is said to be none, not to lack an evaluation
@@ -214,30 +177,6 @@ def report(
         common.show_json({"report": str(page)})
         return
     say(f"The report is {page}. Open it in a browser: {page.resolve().as_uri()}")
-
-
-def _report_reproduction(
-    results: Path | None, markdown: Path | None, page: Path | None, as_json: bool
-) -> None:
-    from covary.experiments import names
-    from covary.experiments.store import path_of
-    from covary.report import write_reproduction
-
-    # The page of a trial does not replace the one that belongs to the library.
-    markdown = markdown or (results or Path("docs")) / "reproduction.md"
-    page = page or (results or Path("runs")) / "reproduction.html"
-    results = results or Path("results")
-    with common.wrong_use():
-        if not any(path_of(results, name).exists() for name in names()):
-            raise ValueError(
-                f"{results} has no results of experiments. Which folder has them (--results)? "
-                "`covary reproduce` makes them."
-            )
-    write_reproduction(results, markdown=markdown, html=page)
-    if as_json:
-        common.show_json({"report": str(page), "markdown": str(markdown)})
-        return
-    say(f"The page is {markdown}, and as HTML {page}: {page.resolve().as_uri()}")
 
 
 def _show_scores(by_part: dict[str, dict[str, dict[str, float | None]]]) -> None:

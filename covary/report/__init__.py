@@ -14,7 +14,7 @@ from covary.report.reading import Results, read
 from covary.report.spikes import read_spikes
 from covary.report.verification import read_verification
 
-__all__ = ["ReportError", "Results", "read", "write", "write_reproduction", "write_verification"]
+__all__ = ["ReportError", "Results", "read", "write", "write_verification"]
 
 _NEEDED = {"matplotlib": "matplotlib", "jinja2": "jinja2", "PIL": "pillow", "tomlkit": "tomlkit"}
 
@@ -37,24 +37,6 @@ def write(run_dir: Path, *, out: Path | None = None) -> Path:
     results = read(Path(run_dir))
     target = Path(out) if out is not None else results.directory / "report.html"
     return page.write(results, target)
-
-
-def write_reproduction(results: Path, *, markdown: Path, html: Path) -> None:
-    """Write what ``covary reproduce`` gave beside what the paper says.
-
-    Args:
-        results: folder of ``<name>.json`` files; experiments that it lacks are named as not run.
-        markdown: the page to write, with figures beside it, in ``figures/reproduction``.
-        html: the same as one file.
-
-    Raises:
-        ResultError: if one of the files is not as ``covary reproduce`` writes it.
-        ImportError: if one of the libraries that draw is missing.
-    """
-    _check_libraries()
-    from covary.report.reproduction import page
-
-    page.write(results, markdown=markdown, html=html)
 
 
 def write_verification(run_dir: Path) -> Path:

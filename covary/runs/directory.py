@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -259,12 +259,19 @@ def weights_digest(net: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def environment(started: datetime, **more: Any) -> dict[str, Any]:
-    """What a result depends on besides its configuration: command, versions, commit, machine."""
+def environment(started: datetime, *, code: Sequence[Path] = (), **more: Any) -> dict[str, Any]:
+    """What a result depends on besides its configuration: command, versions, commit, machine.
+
+    Args:
+        started: when the work began.
+        code: folders beside covary's own whose code decides the result; changes there mark the
+            commit, too.
+        **more: further entries.
+    """
     return {
         "command": command_line(),
         "versions": versions(),
-        "git_commit": _git_commit(),
+        "git_commit": _git_commit(code),
         "platform": f"{platform.system()} {platform.machine()}",
         "started": started.isoformat(timespec="seconds"),
         **elapsed(started),
@@ -279,9 +286,11 @@ def elapsed(started: datetime) -> dict[str, float]:
 
 def command_line() -> str:
     """The command that is running, to be pasted into a shell again."""
-    if Path(sys.argv[0]).stem in ("covary", "__main__"):
-        return shlex.join(["covary", *sys.argv[1:]])
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    program = Path(sys.argv[0])
+    words = ["python", "-m", program.parent.name] if program.stem == "__main__" else [program.name]
+    if "covary" in (program.stem, words[-1]):
+        words = ["covary"]
+    return shlex.join([*words, *sys.argv[1:]])
 
 
 def versions() -> dict[str, str]:
@@ -295,9 +304,13 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _git_commit() -> str | None:
-    """The commit of covary's own source, if it runs from a clone; marked if files of it differ."""
-    commit, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--", ".")
+def _git_commit(code: Sequence[Path]) -> str | None:
+    """The commit of covary's own source, if it runs from a clone; marked if files of it differ.
+
+    It is also marked if files in folders of other ``code`` differ.
+    """
+    folders = [".", *map(str, code)]
+    commit, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--", *folders)
     return f"{commit}-dirty" if commit and changes else commit
 
 

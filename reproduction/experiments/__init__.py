@@ -1,0 +1,1 @@
+"""One file for each topic of the paper: what is measured, and what the paper claims of it."""

@@ -1,0 +1,99 @@
+"""Attacks on a Heaviside network, on the same without its first noises, and on a plain one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from covary.runs import Run, attack_run
+from covary.runs.attack_verdict import DEFENDED, TRAINED
+from reproduction.experiment import Measured, Part
+from reproduction.workshop import Workshop
+
+# Of box plots, the quantiles that a box and its whiskers show.
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+def measure(part: Part, workshop: Workshop) -> Measured:
+    """Accuracy and entropy against epsilon, for FGSM and for the attack that transfers.
+
+    Settings: ``network`` (Heaviside) and ``plain`` (ReLU without noise), ``epsilons`` in parts of
+    the range of a pixel, ``samples`` of the test set.
+    """
+    settings = part.settings
+    runs = {name: workshop.trained(settings[name], part.seed) for name in ("network", "plain")}
+    about = {key: settings[key] for key in ("epsilons", "samples")}
+    found = {
+        name: workshop.remembered(
+            run,
+            "fgsm",
+            about,
+            lambda run=run: _attacked(run, settings, workshop),  # type: ignore[misc]
+        )
+        for name, run in runs.items()
+    }
+    own, plain = found["network"], found["plain"]
+    lines = {
+        "relu ann": plain["accuracy"][f"fgsm/{TRAINED}"],
+        "heaviside mnn": own["accuracy"][f"fgsm/{TRAINED}"],
+        "without first noises": own["accuracy"][f"fgsm/{DEFENDED}"],
+        "without first noises, transferred": own["accuracy"][f"transfer-fgsm/{DEFENDED}"],
+    }
+    boxes = own["entropy"]
+    medians = [math.nan if box[2] is None else box[2] for box in boxes]
+    return Measured(
+        {
+            "accuracy": lines["heaviside mnn"][0],
+            "accuracy_attacked": lines["heaviside mnn"][-1],
+            "accuracy_defended": lines["without first noises"][0],
+            "drop_of_defence": lines["heaviside mnn"][0] - lines["without first noises"][0],
+            "accuracy_defended_attacked": min(lines["without first noises"]),
+            "change_under_attack": max(lines["without first noises"])
+            - min(lines["without first noises"]),
+            "accuracy_defended_transferred": lines["without first noises, transferred"][-1],
+            "entropy_rise": max(medians[1:]) - medians[0],
+            "entropy_rise_at_last": medians[-1] - medians[0],
+            "accuracy_ann": lines["relu ann"][0],
+            "accuracy_ann_attacked": lines["relu ann"][-1],
+        },
+        {
+            "epsilons": list(settings["epsilons"]),
+            "accuracy": lines,
+            "entropy": boxes,
+            "quantiles": list(_QUANTILES),
+            "samples": own["samples"],
+        },
+    )
+
+
+def _attacked(run: Run, settings: Mapping[str, Any], workshop: Workshop) -> dict[str, Any]:
+    result = attack_run(
+        run,
+        epsilons=settings["epsilons"],
+        attacks=("fgsm",),
+        samples=settings["samples"],
+        covariance="full" if run.config().model.covariance != "diagonal" else "diagonal",
+        data_dir=workshop.data_dir,
+        progress=workshop.progress,
+    )
+    accuracy: dict[str, list[float]] = {}
+    for row in result["rows"]:
+        accuracy.setdefault(f"{row['attack']}/{row['network']}", []).append(row["accuracy"])
+    with np.load(run.path / "attack.npz") as kept:
+        entropies = [kept[f"fgsm/{TRAINED}/{epsilon:g}"] for epsilon in result["epsilons"]]
+    return {
+        "accuracy": accuracy,
+        "entropy": [_box(values) for values in entropies],
+        "samples": result["samples"],
+    }
+
+
+def _box(values: np.ndarray) -> Sequence[float | None]:
+    finite = values[np.isfinite(values)].astype(np.float64)
+    if not finite.size:
+        return [None] * len(_QUANTILES)
+    quantiles: list[float] = np.quantile(finite, _QUANTILES).tolist()
+    return quantiles

@@ -1,0 +1,83 @@
+"""The networks that several experiments look at, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from covary.runs.presets import PAPER_LIF, PAPER_MNIST, PAPER_VGG13
+from reproduction.workshop import Network
+
+# Epochs at which a network is looked at: close together where it changes fast.
+WATCHED = {
+    "smoke": (1, 2, 3),
+    "quick": (1, 2, 3, 5, 8, 12),
+    "paper": (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 35, 40, 45, 50),
+}
+WATCHED_LIF = WATCHED | {"quick": (1, 2, 3, 5, 6), "paper": tuple(range(1, 16))}
+WATCHED_CIFAR = WATCHED | {
+    "quick": tuple(range(1, 11)),
+    "paper": (1, 2, 3, 5, 8, 12, 16, 20, 25, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120),
+}
+# Of networks whose convolutions are trained already.
+WATCHED_HEADS = {"smoke": (1, 2, 3), "quick": (1, 2, 3, 4)}
+# Training and test samples; VGG13 is dear.
+_LIMIT = {"smoke": 128, "quick": 0, "paper": 0}
+_LIMIT_CIFAR = {"smoke": 16, "quick": 0, "paper": 0}
+
+
+def _in_full(preset: Mapping[str, Any]) -> dict[str, Any]:
+    """A preset, the noise of each layer spelled out: results have to say what they were made with.
+
+    And what was measured of a network is of use only as long as all of its settings are the same.
+    """
+    first, *hidden = preset["noise"]
+    rest = hidden[-1] if hidden else first
+    return {**preset, "noise": (first, *[rest] * len(preset["hidden"]))}
+
+
+def mnist(scale: str, activation: str, covariance: str, *, noise: float | None = None) -> Network:
+    """The paper's fully connected network; presets of MNIST have its widths, noise and rates."""
+    watched = (WATCHED_LIF if activation == "lif" else WATCHED)[scale]
+    usual = _in_full(PAPER_LIF if activation == "lif" else PAPER_MNIST)
+    settings = usual | {"activation": activation, "covariance": covariance}
+    name = f"mnist-{activation}-{covariance}"
+    if noise is not None:
+        settings["noise"], name = (noise,), f"mnist-{activation}-noise-{noise:g}"
+    return Network(
+        name=name,
+        data="mnist",
+        settings=settings | {"epochs": watched[-1]},
+        keep=watched,
+        limit=_LIMIT[scale],
+    )
+
+
+def cifar10(scale: str, activation: str, covariance: str, *, head: bool = False) -> Network:
+    """The paper's mixed network: ten convolutions of VGG13, then moments 64-32-10.
+
+    VGG13 takes up to a third of an hour for an epoch on a core. At scale quick a ``head`` is
+    therefore trained behind the convolutions of the ReLU network with a covariance per sample.
+    """
+    trunk_of = cifar10(scale, "relu", "full") if head and scale != "paper" else None
+    watched = WATCHED_CIFAR[scale] if trunk_of is None else WATCHED_HEADS[scale]
+    settings = _in_full(PAPER_VGG13) | {
+        "trunk": "vgg13",
+        "activation": activation,
+        "covariance": covariance,
+        "epochs": watched[-1],
+    }
+    return Network(
+        name=f"cifar10-{activation}-{covariance}" + ("-head" if trunk_of else ""),
+        data="cifar10",
+        settings=settings,
+        keep=watched,
+        limit=_LIMIT_CIFAR[scale],
+        augment=True,
+        trunk_of=trunk_of,
+    )
+
+
+def plain(scale: str) -> Network:
+    """The ordinary ReLU network of the same widths: without noise there is no variance."""
+    return mnist(scale, "relu", "diagonal", noise=0.0)

@@ -1,0 +1,31 @@
+"""The figure and the table of each experiment that has one, drawn from its results alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from covary.report import drawing
+from covary.report.drawing import Drawing
+from reproduction.figures import classifiers, images, mechanism, networks, theory, uci
+from reproduction.figures.layout import Record, Table
+
+__all__ = ["FIGURES", "TABLES", "draw"]
+
+FIGURES: dict[str, Callable[[Record], Drawing]] = {
+    **classifiers.FIGURES,
+    **networks.FIGURES,
+    **mechanism.FIGURES,
+    **theory.FIGURES,
+    **images.FIGURES,
+    **uci.FIGURES,
+}
+TABLES: dict[str, Callable[[Record], Table]] = {**images.TABLES, **uci.TABLES}
+
+
+def draw(record: Record, folder: Path) -> Path | None:
+    """Draw the figure of an experiment to ``<name>.png`` and ``.svg``; None if it has none."""
+    if record["experiment"] not in FIGURES:
+        return None
+    drawing.save(FIGURES[record["experiment"]](record), folder)
+    return folder / f"{record['experiment']}.png"

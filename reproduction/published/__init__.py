@@ -1,0 +1,1 @@
+"""Numbers as others printed them: cited, not measured."""

@@ -1,0 +1,100 @@
+"""From an experiment's name to its results, going on where it was cut short."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from reproduction import measuring, store
+from reproduction.experiment import Experiment
+from reproduction.workshop import Workshop
+
+
+def reproduce(
+    experiment: Experiment,
+    scale: str,
+    workshop: Workshop,
+    *,
+    results: Path,
+    only: Collection[str] = (),
+    overwrite: bool = False,
+    jobs: int = 1,
+) -> dict[str, Any]:
+    """Measure every part of an experiment that was not measured before, and write the results.
+
+    Args:
+        experiment: what to measure.
+        scale: ``"smoke"``, ``"quick"`` or ``"paper"``.
+        workshop: where networks are trained, and parts kept (``parts/`` in its folder).
+        results: folder of the results, ``<name>.json``.
+        only: measure parts of these labels alone; others stay in the results if they were measured
+            before with the same settings, and are named as missing if not.
+        overwrite: replace results of a larger scale.
+        jobs: measure in so many processes at a time; a script that asks for several has to begin
+            with ``if __name__ == "__main__":``, as others with processes have.
+
+    Returns:
+        What was written: parts with their metrics, and all that is needed to make them again.
+    """
+    store.check_replaceable(results, experiment.name, scale, overwrite=overwrite)
+    wanted = experiment.parts[scale]
+    check_labels(experiment, scale, only)
+    started = datetime.now(timezone.utc)
+    began = time.perf_counter()
+    chosen = [part for part in wanted if not only or part.label in only]
+    measured = measuring.measure(experiment, scale, workshop, chosen=chosen, jobs=jobs)
+    elapsed = time.perf_counter() - began
+    of_what = {
+        "experiment": experiment.name,
+        "revision": experiment.revision,
+        "scale": scale,
+        "config": store.configuration(experiment, scale),
+    }
+    # What was there says how parts that were not measured now were measured.
+    partly = measured.parts < len(wanted) and (bool(only) or not overwrite)
+    before = store.load(results, experiment.name) if partly else None
+    carried = store.carried(before, of_what)
+    trained: dict[str, float] = dict(before.get("trainings", {})) if before and carried else {}
+    sittings = store.sittings(before) if before and carried else []
+    this = {**measured._asdict(), "seconds": round(elapsed, 1)}
+    parts, missing = [], []
+    for part in wanted:
+        found = measuring.kept(experiment, part, workshop) or carried.get((part.label, part.seed))
+        if found is None:
+            missing.append({"label": part.label, "seed": part.seed})
+            continue
+        parts.append(found)
+        trained |= workshop.training_seconds(part.settings, part.seed)
+    record = {
+        **of_what,
+        **store.provenance(started),
+        # Of measuring all parts, now or before; and of training their networks, which other
+        # experiments may have in common with this one.
+        "seconds": round(sum(part["seconds"] for part in parts), 1),
+        "training_seconds": round(sum(trained.values()), 1),
+        "trainings": trained,
+        # What commands measured one after another, and how long each took by the clock.
+        "sittings": [*sittings, *([this] if measured.parts or not sittings else [])],
+        "seeds": sorted({part["seed"] for part in parts}),
+        "missing": missing,
+        "parts": [
+            {key: part[key] for key in part if key not in ("settings", "revision", "weights")}
+            for part in parts
+        ],
+    }
+    store.check_complete(results, record, overwrite=overwrite)
+    store.save(results, record)
+    return record
+
+
+def check_labels(experiment: Experiment, scale: str, only: Collection[str]) -> None:
+    """Refuse labels that no part has."""
+    labels = {part.label for part in experiment.parts[scale]}
+    unknown = sorted(set(only) - labels)
+    if unknown:
+        known = ", ".join(map(repr, sorted(labels))) if labels != {""} else "without labels"
+        asked = ", ".join(map(repr, unknown))
+        raise ValueError(f"{experiment.name} has parts {known} at scale {scale}, and none {asked}.")
