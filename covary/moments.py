@@ -72,6 +72,11 @@ class Moments:
         return self.mean.shape[self._batch_dim + 1 :]
 
     @property
+    def flat_mean(self) -> Tensor:
+        """(B, n) the mean of each unit of the flattened event."""
+        return self.mean.reshape(self._flat_shape)
+
+    @property
     def variance(self) -> Tensor:
         """(B, *event) the variance of each unit."""
         return self.cov.variance.expand(self._flat_shape).reshape(self.mean.shape)
@@ -98,8 +103,7 @@ class Moments:
                 flattened event; or (r, *event), or (B, r, *event). Tensors or arrays.
         """
         rows = self._flat_rows(rows)
-        mean = self.mean.reshape(self._flat_shape)
-        projected = (rows @ mean[..., None]).squeeze(-1)
+        projected = (rows @ self.flat_mean[..., None]).squeeze(-1)
         return Moments(projected, Full(self.cov.quadratic(rows)))
 
     def entropy(self, *, rtol: float | None = None) -> Tensor:
@@ -154,7 +158,7 @@ class Moments:
                 "network, pass jitter=1e-4 (which helps where there is some variance), or use "
                 "entropy() and sample(), which work all the same."
             )
-        return MultivariateNormal(self.mean.reshape(self._flat_shape), scale_tril=factor)
+        return MultivariateNormal(self.flat_mean, scale_tril=factor)
 
     def to(self, *args: Any, **kwargs: Any) -> Moments:
         """The same on another device or of another type, as ``Tensor.to`` takes them."""
@@ -193,11 +197,13 @@ class Moments:
     @property
     def _batch_dim(self) -> int:
         """How many dimensions are stacked in front of the batch."""
-        return len(self.cov.shape) - 2
+        return 0 if self.mean.dim() == 2 else len(self.cov.shape) - 2
 
     @property
     def _flat_shape(self) -> tuple[int, ...]:
         """(*stack, B, n)"""
+        if self.mean.dim() == 2:
+            return tuple(self.mean.shape)
         shape = self.cov.shape
         return *self.mean.shape[: len(shape) - 1], shape[-1]
 

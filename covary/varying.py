@@ -141,17 +141,21 @@ class Varying(Tensor):
 
 # Made once: these are asked for some thousand times in a pass.
 _SEQUENCES = (list, tuple)
-_CONTAINERS = (list, tuple, dict)
+_HOLD_NOTHING = {Tensor, nn.Parameter, int, float, bool, str, type(None)}
 
 
 def varying_in(values: Sequence[Any]) -> list[Varying]:
     """The values that vary among these and in the lists, tuples and dicts among them, in order."""
     found: list[Varying] = []
     for value in values:
+        if type(value) in _HOLD_NOTHING:
+            continue
         if isinstance(value, Varying):
             found.append(value)
-        elif isinstance(value, _CONTAINERS):
-            found += varying_in(list(value.values()) if isinstance(value, dict) else value)
+        elif isinstance(value, _SEQUENCES):
+            found += varying_in(value)
+        elif isinstance(value, dict):
+            found += varying_in(list(value.values()))
     return found
 
 

@@ -157,7 +157,10 @@ def test_flatten_takes_images_and_moments():
     flatten = covary.nn.Flatten()
     assert flatten(torch.zeros(5, 1, 28, 28)).shape == (5, 784)
     before = lifted()
-    assert flatten(before) is before
+    assert flatten(before).mean is before.mean
+    rows = covary.nn.Lift(0.3)(torch.zeros(5, 4, 3))
+    assert flatten(rows).mean.shape == (5, 12)
+    assert flatten(rows).covariance_matrix.shape == (5, 12, 12)
 
 
 def plain_twin(net: nn.Sequential) -> nn.Sequential:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from covary import activations
 from covary.activations import MomentActivation
 from covary.moments import Moments
-from covary.nn.checks import check_moments, check_noise
+from covary.nn.checks import check_flat, check_moments, check_noise
 from covary.nn.protocol import Drawn, Noisy, share
 from covary.settings import covariance_grad, covariance_is_supervised, without_autocast
 
@@ -47,14 +47,14 @@ class Activation(nn.Module):
 
     def forward(self, moments: Moments) -> Moments:
         check_moments(moments, self)
-        mu, cov = moments.mean, moments.cov
+        mu, cov = moments.flat_mean, moments.cov
         with without_autocast(mu.device), covariance_grad():
             out, activated = cov.activate(self.activation, mu)
-        if covariance_is_supervised() or not torch.is_grad_enabled():
-            return Moments(out.mean, activated)
-        var = cov.unit_variance.detach()
-        mean = mean_of_constant_variance(mu, var, out.mean, out.gain, self.activation)
-        return Moments(mean, activated)
+        mean = out.mean
+        if torch.is_grad_enabled() and not covariance_is_supervised():
+            var = cov.unit_variance.detach()
+            mean = mean_of_constant_variance(mu, var, mean, out.gain, self.activation)
+        return Moments(mean.reshape(moments.mean.shape), activated)
 
     def plain(self) -> Function:
         """h itself, unit by unit."""
@@ -157,6 +157,7 @@ class BatchNorm1d(nn.Module):
 
     def forward(self, moments: Moments) -> Moments:
         check_moments(moments, self, self.num_features)
+        check_flat(moments, self)
         mean, var = moments.mean, self.running_var
         if self.training:
             var = mean.var(0, correction=0)
@@ -211,7 +212,7 @@ class Dropout(nn.Module):
         mask = F.dropout(torch.ones_like(moments.mean), self.p)
         mean = moments.mean * mask
         with without_autocast(mean.device), covariance_grad():
-            return Moments(mean, moments.cov.scale(mask))
+            return Moments(mean, moments.cov.scale(mask.flatten(1)))
 
     def plain(self) -> nn.Dropout:
         """``nn.Dropout`` of the same probability."""
@@ -226,15 +227,15 @@ class Dropout(nn.Module):
 
 
 class Flatten(nn.Module):
-    """(B, ...) -> (B, n) for plain tensors before a Lift; Moments are flat and pass unchanged."""
+    """(B, ...) -> (B, n), for plain tensors before a Lift and for Moments behind it."""
 
     def forward(self, x: Tensor | Moments) -> Tensor | Moments:
-        return x if isinstance(x, Moments) else x.flatten(1)
+        return Moments(x.flat_mean, x.cov) if isinstance(x, Moments) else x.flatten(1)
 
     def plain(self) -> Flatten:
         """Itself."""
         return self
 
     def drawn(self) -> Drawn:
-        """v: moments are flat."""
+        """v: draws are of flat units."""
         return Drawn()

@@ -22,6 +22,9 @@ from covary.settings import covariance_grad, is_autocast, values_are_checked
 class Lift(Noisy):
     """Plain tensor (B, n) -> Moments with covariance ``noise**2 * I``; docs/theory.md, eq. (2).
 
+    Samples may be several rows of features, (B, T, n): ``Linear`` then acts on each row, and the
+    covariance is that of all T n units of a sample.
+
     For spiking neurons inputs may be rates instead (``poisson=True``): spikes per ms of independent
     Poisson processes, whose counts have the variance ``x + noise**2``.
 
@@ -77,8 +80,8 @@ class Lift(Noisy):
         var = x.new_zeros(1, 1) + self.noise**2
         if self.poisson:
             with covariance_grad():
-                var = x + var
-        cov = start(self.covariance, var, x.shape[-1])
+                var = x.flatten(1) + var
+        cov = start(self.covariance, var, x.shape[1:].numel())
         if isinstance(cov, Tracked):
             cov = self._tracked(cov)
         return Moments(x, cov)
@@ -160,26 +163,13 @@ def _check_liftable(x: Tensor) -> None:
             f"Lift needs float32 or float64 input, got {x.dtype}. Convert it first: "
             f"x.float(){pixels}."
         )
-    if x.dim() != 2:
+    if x.dim() < 2:
         raise ValueError(
-            f"Lift expects input of shape (batch, features), got {tuple(x.shape)}. "
-            + _to_two_dimensions(x)
+            f"Lift expects input of shape (batch, features), got {tuple(x.shape)}. Give a single "
+            "sample a batch dimension: x[None]."
         )
     if values_are_checked():
         _check_finite(x)
-
-
-def _to_two_dimensions(x: Tensor) -> str:
-    if x.dim() < 2:
-        return "Give a single sample a batch dimension: x[None]."
-    if x.dim() > 3:
-        return "Put a covary.nn.Flatten before it."
-    _, steps, features = x.shape
-    return (
-        f"Features are last. To treat {steps} steps of {features} features each as samples, give "
-        f"it x.flatten(0, 1); if all {steps * features} numbers are features of one sample, put a "
-        "covary.nn.Flatten before it."
-    )
 
 
 def _check_rates(x: Tensor) -> None:

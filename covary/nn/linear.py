@@ -21,6 +21,9 @@ TRAINING_PROBE = Probe(samples=4, units=32, momentum=0.1)
 class Linear(nn.Module):
     """mean -> W mean + b, C -> W C W^T, with the parameters and initialisation of ``nn.Linear``.
 
+    Features are last. Of Moments (B, T, n), whose samples are T rows of features, each row is
+    multiplied by W; their covariance is that of all T n units.
+
     In a network that tracks its covariance, each unit's variance is estimated and corrected by a
     factor, whose logarithm is the buffer ``log_correction`` (docs/theory.md, eq. 23). It is updated
     in training as batch norm's statistics are, and measured by ``covary.track``; ``probed`` counts
@@ -60,9 +63,10 @@ class Linear(nn.Module):
         with without_autocast(self.weight.device):
             mean = F.linear(moments.mean, self.weight, self.bias)
             with covariance_grad():
-                cov = moments.cov.linear(self.weight)
+                rows = moments.event_shape[:-1].numel()
+                cov = moments.cov.linear(_for_each_row(self.weight, rows))
                 if isinstance(cov, Tracked):
-                    cov = self._correct(cov)
+                    cov = self._correct(cov, rows)
                 return Moments(mean, cov)
 
     def begin_tracking(self, *, anew: bool = False) -> None:
@@ -75,17 +79,17 @@ class Linear(nn.Module):
             self.log_correction.zero_()
             self.probed.zero_()
 
-    def _correct(self, cov: Tracked) -> Tracked:
+    def _correct(self, cov: Tracked, rows: int) -> Tracked:
         probe = self.probe or (TRAINING_PROBE if self.training else None)
         if probe is not None and not cov.is_exact:
             self.begin_tracking()
             with torch.no_grad():
-                self._measure(cov, probe)
+                self._measure(cov, probe, rows)
         if self.log_correction is None:
             return cov
-        return cov.corrected(self.log_correction.exp()[None])
+        return cov.corrected(self.log_correction.exp().repeat(1, rows))
 
-    def _measure(self, cov: Tracked, probe: Probe) -> None:
+    def _measure(self, cov: Tracked, probe: Probe, rows: int) -> None:
         """Compare estimates with variances by a sweep, for a few samples and units.
 
         Units take turns. Each one's correction is the average of what was measured of it, then,
@@ -97,7 +101,9 @@ class Linear(nn.Module):
         turn = self.probed + torch.arange(count, device=self.probed.device)
         units, times = turn % self.out_features, turn // self.out_features
         cov = cov.select(slice(0, probe.samples))
-        measured, estimated = cov.variance_of(units), cov.estimate[..., units]
+        # Of samples that are several rows, each time another row.
+        places = units + self.out_features * (times % rows)
+        measured, estimated = cov.variance_of(places), cov.estimate[..., places]
         # Dead units and networks without noise have no variance to take the logarithm of.
         least = torch.finfo(measured.dtype).tiny
         usable = (measured > least) & (estimated > least)
@@ -132,3 +138,10 @@ class Linear(nn.Module):
     def extra_repr(self) -> str:
         bias = self.bias is not None
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}"
+
+
+def _for_each_row(weight: Tensor, rows: int) -> Tensor:
+    """(rows m, rows n) the weight (m, n) as it acts on so many rows of features, end to end."""
+    if rows == 1:
+        return weight
+    return torch.kron(torch.eye(rows, dtype=weight.dtype, device=weight.device), weight)

@@ -64,7 +64,8 @@ class Rescale(nn.Module):
         check_moments(moments, self)
         mean = moments.mean * self.scale + self.shift
         with covariance_grad():
-            return Moments(mean, moments.cov.scale(self.scale.expand(1, mean.shape[-1])))
+            by = self.scale.expand(moments.event_shape).reshape(1, -1)
+            return Moments(mean, moments.cov.scale(by))
 
     def plain(self) -> Rescaled:
         """The same for tensors."""

@@ -124,8 +124,10 @@ class MomentPass(Pass):
     ) -> Varying:
         """A new value, a function of its parents that is linear as far as covariances go."""
         assert self.tape is not None
-        if any(each.node < 0 or each.numbers.dtype != mean.dtype for each in parents):
-            pull, parents = _of_what_varies(pull, parents)
+        for each in parents:
+            if each.node < 0 or each.numbers.dtype != mean.dtype:
+                pull, parents = _of_what_varies(pull, parents)
+                break
         node = self.tape.add([parent.node for parent in parents], pull, noise)
         self.tape.widest = max(self.tape.widest, mean.numel())
         if kind != MATCHED and kind != PRODUCT:

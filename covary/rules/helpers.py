@@ -50,10 +50,10 @@ def kept(run: Any, value: Any) -> Any:
     tensors are copied, and so are lists. Without gradient, unless covariances are supervised.
     """
     if isinstance(value, Tensor):
-        value = plain(value)
-        of = value if value._base is None else value._base
-        if value.requires_grad or isinstance(of, nn.Parameter):
-            run.uses(value)
+        if isinstance(value, Varying):
+            value = value.numbers
+        if value.requires_grad or isinstance(value, nn.Parameter) or _is_part_of_one(value):
+            run.tape.uses(value)
             return value if run.tape.is_supervised else value.detach()
         return value.clone()
     if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
@@ -61,6 +61,11 @@ def kept(run: Any, value: Any) -> Any:
     if isinstance(value, dict):
         return {name: kept(run, each) for name, each in value.items()}
     return value
+
+
+def _is_part_of_one(value: Tensor) -> bool:
+    """Whether a tensor is a view of a parameter."""
+    return isinstance(value._base, nn.Parameter)
 
 
 def differentiated(
