@@ -74,7 +74,7 @@ class Moments:
     @property
     def flat_mean(self) -> Tensor:
         """(B, n) the mean of each unit of the flattened event."""
-        return self.mean.reshape(self._flat_shape)
+        return self.mean if self.mean.dim() == 2 else self.mean.reshape(self._flat_shape)
 
     @property
     def variance(self) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from covary.activations.activation import ActivationMoments, LinearResponse, MomentActivation
 from covary.activations.gaussian import below, tail
 
-_SQRT_HALF, _LOG_PER_ROOT = math.sqrt(0.5), -0.5 * math.log(4 * math.pi)
+_LOG_PER_ROOT = -0.5 * math.log(4 * math.pi)
 
 
 def moments(mu: Tensor, var: Tensor) -> ActivationMoments:
@@ -45,14 +45,15 @@ def _response(mu: Tensor, var: Tensor) -> LinearResponse:
     With y = z / sqrt(2) and t = mean / (sqrt(2) sigma): t = y gain + e^{-y^2} / sqrt(4 pi), and
     excess / var = gain (1 - gain) + 2 t (y - t).
     """
-    sigma = var.sqrt()
-    y = mu * (_SQRT_HALF / sigma)
+    doubled = 2.0 * var
+    per = doubled.rsqrt()
+    y = mu * per
     gain = torch.erf(y).mul_(0.5).add_(0.5)
     exponent = torch.addcmul(y.new_full((), _LOG_PER_ROOT), y, y, value=-1.0)
     # Below -80 the exponential is a subnormal number, on which processors are slow.
     t = exponent.clamp_(min=-80.0).exp_().addcmul_(y, gain)
     excess = torch.addcmul(gain, gain, gain, value=-1.0).addcmul_(t, y.sub_(t), value=2.0)
-    return LinearResponse(t.mul_(sigma / _SQRT_HALF), gain, excess.clamp_(min=0).mul_(var))
+    return LinearResponse(t.mul_(doubled.mul_(per)), gain, excess.clamp_(min=0).mul_(var))
 
 
 def _leaky(x: Tensor, *, slope: float | Tensor) -> Tensor:

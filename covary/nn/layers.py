@@ -54,7 +54,9 @@ class Activation(nn.Module):
         if torch.is_grad_enabled() and not covariance_is_supervised():
             var = cov.unit_variance.detach()
             mean = mean_of_constant_variance(mu, var, mean, out.gain, self.activation)
-        return Moments(mean.reshape(moments.mean.shape), activated)
+        if mean.dim() != moments.mean.dim():
+            mean = mean.reshape(moments.mean.shape)
+        return Moments(mean, activated)
 
     def plain(self) -> Function:
         """h itself, unit by unit."""

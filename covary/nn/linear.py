@@ -63,7 +63,7 @@ class Linear(nn.Module):
         with without_autocast(self.weight.device):
             mean = F.linear(moments.mean, self.weight, self.bias)
             with covariance_grad():
-                rows = moments.event_shape[:-1].numel()
+                rows = 1 if mean.dim() == 2 else moments.event_shape[:-1].numel()
                 cov = moments.cov.linear(_for_each_row(self.weight, rows))
                 if isinstance(cov, Tracked):
                     cov = self._correct(cov, rows)
@@ -87,7 +87,8 @@ class Linear(nn.Module):
                 self._measure(cov, probe, rows)
         if self.log_correction is None:
             return cov
-        return cov.corrected(self.log_correction.exp().repeat(1, rows))
+        factor = self.log_correction.exp()[None]
+        return cov.corrected(factor if rows == 1 else factor.repeat(1, rows))
 
     def _measure(self, cov: Tracked, probe: Probe, rows: int) -> None:
         """Compare estimates with variances by a sweep, for a few samples and units.

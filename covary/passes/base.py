@@ -114,8 +114,8 @@ class Pass(ABC):
             if module.path == self._start:
                 args, kwargs = self.lifted((tuple(args), dict(kwargs)))
             result = module.forward(*args, **kwargs)
-            is_whole_model = len(self._where) == 1
-            if is_whole_model and any(value.is_stale for value in varying_in([result])):
+            values = [result] if isinstance(result, Varying) else varying_in([result])
+            if any(value.is_stale for value in values):
                 raise self.refusal(
                     "It gives a value into which another view of the same memory has written.",
                     "Write the in-place function without its underscore.",

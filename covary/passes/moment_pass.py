@@ -275,6 +275,8 @@ def _laid_out_as(value: Tensor, small: Tensor) -> Tensor:
     """
     if value.is_contiguous():
         return small
+    if value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last):
+        return small.contiguous(memory_format=torch.channels_last)
     order = sorted(range(value.dim()), key=value.stride, reverse=True)
     back = [order.index(dim) for dim in range(value.dim())]
     return small.permute(order).contiguous().permute(back)

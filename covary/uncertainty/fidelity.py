@@ -30,7 +30,7 @@ class Agreement(NamedTuple):
 def agreement(exact: Moments, other: Moments) -> Agreement:
     """Compare moments of the same N samples."""
     entropies = [moments.entropy().detach().cpu().numpy() for moments in (exact, other)]
-    differs = exact.mean.argmax(-1) != other.mean.argmax(-1)
+    differs = exact.flat_mean.argmax(-1) != other.flat_mean.argmax(-1)
     return Agreement(
         mean=_relative(other.mean, exact.mean),
         variance=_relative(other.variance, exact.variance),
@@ -44,7 +44,7 @@ def gathered(batches: Sequence[Moments]) -> Moments:
     """The moments of several batches as those of one, with each sample's covariance formed."""
     mean = torch.cat([moments.mean for moments in batches])
     matrix = torch.cat([moments.covariance_matrix for moments in batches])
-    return Moments(mean, Full(matrix, torch.zeros_like(mean[:1, :1])))
+    return Moments(mean, Full(matrix, matrix.new_zeros(1, 1)))
 
 
 def _relative(value: Tensor, exact: Tensor) -> float:

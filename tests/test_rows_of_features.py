@@ -1,0 +1,82 @@
+"""Samples that are several rows of features, (B, T, n): layers act on each row, as torch's do."""
+
+import pytest
+import torch
+from torch import nn
+
+import covary
+
+KINDS = ("full", "diagonal", "tracked", "shared")
+
+
+def network(kind: str, activation: str = "relu") -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        covary.nn.Lift(0.3, kind),
+        covary.nn.Linear(5, 7),
+        covary.nn.Noise(0.2),
+        covary.nn.Activation(activation),
+        covary.nn.Linear(7, 6),
+        covary.nn.Noise(0.2),
+        covary.nn.Activation(activation),
+        covary.nn.Linear(6, 3),
+    ).double()
+
+
+@pytest.mark.filterwarnings("ignore::covary.nn.fidelity.TrackingWarning")
+@pytest.mark.parametrize("activation", ["relu", "heaviside"])
+@pytest.mark.parametrize("kind", ["full", "diagonal", "tracked"])
+def test_rows_have_the_moments_that_they_have_as_samples(kind, activation):
+    net = network(kind, activation).eval()
+    x = torch.randn(4, 6, 5, dtype=torch.float64)
+    out, rows = net(x), net(x.flatten(0, 1))
+    torch.testing.assert_close(out.mean, rows.mean.view(4, 6, 3))
+    torch.testing.assert_close(out.variance, rows.variance.view(4, 6, 3))
+    # Noise of different rows is independent, and no layer mixes them.
+    expected = torch.stack(
+        [torch.block_diag(*each) for each in rows.covariance_matrix.view(4, 6, 3, 3)]
+    )
+    torch.testing.assert_close(out.covariance_matrix, expected, atol=1e-12, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_they_train(kind):
+    net = network(kind)
+    net(torch.randn(4, 6, 5, dtype=torch.float64)).mean.square().sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in net.parameters())
+
+
+def test_flattened_rows_are_features_of_the_next_layer():
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        covary.nn.Lift(0.3),
+        covary.nn.Linear(5, 7),
+        covary.nn.ReLU(),
+        covary.nn.Flatten(),
+        covary.nn.Linear(14, 2),
+    ).double()
+    x = torch.randn(3, 2, 5, dtype=torch.float64)
+    out = net(x)
+    inner = net[:3](x)
+    weight = net[4].weight
+    torch.testing.assert_close(out.covariance_matrix, weight @ inner.covariance_matrix @ weight.T)
+    torch.testing.assert_close(out.mean, inner.mean.flatten(1) @ weight.T + net[4].bias)
+
+
+def test_corrections_of_tracked_variances_are_measured_on_all_rows():
+    net = network("tracked").eval()
+    x = torch.randn(64, 6, 5, dtype=torch.float64)
+    covary.track(net, x)
+    exact = covary.with_covariance(net, "full").eval()
+    torch.testing.assert_close(net(x).variance, exact(x).variance, rtol=0.02, atol=0)
+
+
+def test_layers_with_other_needs_name_the_remedy():
+    images = torch.zeros(2, 1, 28, 28)
+    with pytest.raises(ValueError, match=r"784 features, got 28.*Flatten before it"):
+        covary.mlp([784, 10], noise=0.1)(images)
+    rows = covary.nn.Lift(0.1)(torch.zeros(2, 4, 3))
+    with pytest.raises(ValueError, match=r"\(batch, features\), got \(2, 4, 3\).*Flatten"):
+        covary.nn.BatchNorm1d(3)(rows)
+    with pytest.raises(ValueError, match=r"x\[None\]"):
+        covary.nn.Lift(0.1)(torch.zeros(3))
