@@ -111,7 +111,11 @@ class Tape:
         def meet(noise: Entry, here: Tensor) -> None:
             nonlocal total
             flat, var = noise.samples.flattened(here, noise.var)
-            total += noise.samples.add_up((flat * var[:, None]) @ flat.mT)
+            if noise.var.numel() == 1:  # one variance for all elements
+                product = (flat @ flat.mT) * noise.var.reshape(())
+            else:
+                product = (flat * var[:, None]) @ flat.mT
+            total += noise.samples.add_up(product)
 
         self.sweep(at, rows, meet)
         return total
