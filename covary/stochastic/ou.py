@@ -120,30 +120,24 @@ def simulate_ou(
         Estimate(inputs=2, units=3, count=864)
     """
     chain, means = prepared(net, x)
-    each, batch = check_groups(copies, groups), len(means)
     clock = _clock(len(chain.stages) + 1, duration, dt, tau, ratio, method, burn_in, thin)
     chosen = _checked_trace(chain, record_trace)
     traced = min(clock.steps - clock.burn_in, round(trace_duration / clock.dt)) if chosen else 0
-    network = _Network(chain, means, groups, each, clock)
+    network = _Network(chain, means, groups, check_groups(copies, groups), clock)
     generator = torch.Generator(means.device).manual_seed(seed)
-    moments = accumulators(chain, groups, batch)
+    moments = accumulators(chain, groups, len(means))
     trace: dict[str, list[Tensor]] = {name: [] for name in chosen}
     looks = 0
-    name = f"ou, ratio {ratio:g}"
-    for step in (progress or unshown)(range(1, clock.steps + 1), name):
+    for step in (progress or unshown)(range(1, clock.steps + 1), f"ou, ratio {ratio:g}"):
         network.advance(generator)
         since = step - clock.burn_in
-        look = since >= 0 and since % clock.thin == 0
-        if not look and not 0 <= since < traced:
-            continue
-        signals = network.signals()
-        if 0 <= since < traced:
-            for stage, units in chosen.items():
-                trace[stage].append(signals[stage][0, :, 0, units].cpu())
-        if look:
-            looks += 1
-            for stage, signal in signals.items():
-                moments[stage].add(signal)
+        is_traced, is_look = 0 <= since < traced, since >= 0 and since % clock.thin == 0
+        looks += is_look
+        signals = network.signals() if is_traced or is_look else {}
+        for stage, units in chosen.items() if is_traced else ():
+            trace[stage].append(signals[stage][0, :, 0, units].cpu())
+        for stage, signal in signals.items() if is_look else ():
+            moments[stage].add(signal)
     return Dynamics(
         stages={stage: one.estimate() for stage, one in moments.items()},
         time_constants=clock.time_constants,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -124,29 +124,51 @@ def simulate_spikes(
     clock = _clock(duration, burn_in, window, dt, times)
     recorded = (covariance,) if isinstance(covariance, str) else tuple(covariance)
     _check_names(recorded, [stage.name for stage in hidden])
-    each, batch = check_groups(copies, groups), len(means)
+    shape = (groups, len(means), _checked_copies(copies, groups, clock))
+    network = _Network(chain, hidden, means, shape, dt, crossing)
+    moments = [
+        CountMoments(
+            *shape[:2], len(stage.weight), covariance=stage.name in recorded, device=means.device
+        )
+        for stage in hidden
+    ]
+    steps = (progress or unshown)(range(1, clock.steps + 1), "spikes")
+    outputs = _counted(network, moments, last, clock, dt, steps, seed)
+    layers = {}
+    for stage, one in zip(hidden, moments, strict=True):
+        layers[stage.name] = one.layer(stage.name, neuron_of(stage), clock.window * dt)
+        _check_rates(layers[stage.name], dt)
+    looked = torch.tensor(sorted(clock.looks), dtype=torch.float64) * dt
+    readout = Readout(looked, torch.stack(outputs, 3))
+    return Spiking(layers, readout, dt, clock.burn_in * dt, clock.steps * dt)
+
+
+def _checked_copies(copies: int, groups: int, clock: _Clock) -> int:
+    """How many copies each group has."""
+    each = check_groups(copies, groups)
     if each == 1 and clock.windows == 1:
         raise ValueError(
             "Variances need more than one window of one copy in each group. Take copies="
             f"{2 * groups}, or simulate for longer than a window."
         )
-    generator = torch.Generator(means.device).manual_seed(seed)
-    shape = (groups, batch, each)
-    network = _Network(chain, hidden, means, shape, dt, crossing)
+    return each
+
+
+def _counted(
+    network: _Network,
+    moments: Sequence[CountMoments],
+    last: Stage | None,
+    clock: _Clock,
+    dt: float,
+    steps: Iterable[int],
+    seed: int,
+) -> list[Tensor]:
+    """Run the network; give its output at each look. Counts of windows go into the moments."""
+    generator = torch.Generator(network.counts[-1].device).manual_seed(seed)
     network.start(generator)
-    moments = [
-        CountMoments(
-            groups,
-            batch,
-            len(stage.weight),
-            covariance=stage.name in recorded,
-            device=means.device,
-        )
-        for stage in hidden
-    ]
     totals = torch.zeros_like(network.counts[-1])
     outputs = []
-    for step in (progress or unshown)(range(1, clock.steps + 1), "spikes"):
+    for step in steps:
         network.advance(generator)
         since = step - clock.burn_in
         if since == 0:
@@ -159,15 +181,7 @@ def simulate_spikes(
                 one.add(counts)
             totals += network.counts[-1]
             network.forget_counts()
-    layers = {
-        stage.name: one.layer(stage.name, neuron_of(stage), clock.window * dt)
-        for stage, one in zip(hidden, moments, strict=True)
-    }
-    for layer in layers.values():
-        _check_rates(layer, dt)
-    looked = torch.tensor(sorted(clock.looks), dtype=torch.float64) * dt
-    readout = Readout(looked, torch.stack(outputs, 3))
-    return Spiking(layers, readout, dt, clock.burn_in * dt, clock.steps * dt)
+    return outputs
 
 
 class _Network:
