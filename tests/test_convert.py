@@ -495,3 +495,15 @@ def test_batch_norm_behind_a_convolution_does_not_follow_what_is_written_since()
     single = nn.Sequential(model.conv, model.norm, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
     expected = covary.convert(single, noise={"input": 0.1})(x).covariance_matrix
     torch.testing.assert_close(net(x).covariance_matrix, expected)
+
+
+def test_a_look_at_an_earlier_output_takes_the_statistics_of_its_own_pass():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()).eval()
+    net = covary.convert(model, noise=0.2)
+    x = torch.randn(8, 1, 5, 5)
+    covary.track(net, x)
+    expected, out = net(x).covariance_matrix, net(x)
+    model.train()
+    model(3 * x)  # moves the running statistics, which torch does not count as a change
+    model.eval()
+    torch.testing.assert_close(out.covariance_matrix, expected)

@@ -456,10 +456,3 @@ def test_classes_with_a_name_are_known_by_it():
 def test_what_is_no_covariance_is_refused(kind):
     with pytest.raises(ValueError, match=r"known are full, .* and subclasses of covary"):
         covary.nn.Lift(0.3, kind)
-
-
-def test_time_steps_are_not_mixed_into_features():
-    with pytest.raises(
-        ValueError, match=r"got \(2, 7, 4\)\. Features are last\. .*x\.flatten\(0, 1\)"
-    ):
-        covary.nn.Lift(0.3)(torch.zeros(2, 7, 4))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from covary.covariance.base import Covariance, Selection, register_value
 from covary.covariance.exact import Diagonal, Full, Shared
+from covary.covariance.rows import Rows
 from covary.covariance.tracked import Probe, Tracked
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Full",
     "Kind",
     "Probe",
+    "Rows",
     "Selection",
     "Shared",
     "Tracked",

@@ -109,13 +109,12 @@ class Tape:
         total = rows.new_zeros(self.batch, len(rows), len(rows))
 
         def meet(noise: Entry, here: Tensor) -> None:
-            nonlocal total
             flat, var = noise.samples.flattened(here, noise.var)
             if noise.var.numel() == 1:  # one variance for all elements
                 product = (flat @ flat.mT) * noise.var.reshape(())
             else:
                 product = (flat * var[:, None]) @ flat.mT
-            total += noise.samples.add_up(product)
+            total.add_(noise.samples.add_up(product))
 
         self.sweep(at, rows, meet)
         return total

@@ -55,16 +55,7 @@ def check_moments(moments: Moments, layer: nn.Module, features: int | None = Non
         raise ValueError(
             f"{name} expects {features} features, got {got_features}. Check the width of the layer "
             "before it; right after Lift, that of the input, whose features are last."
-            + _flattening(moments, features)
         )
-
-
-def _flattening(moments: Moments, features: int) -> str:
-    """What to do about moments of as many units as there should be features, or ''."""
-    event = moments.event_shape
-    if len(event) < 2 or event.numel() != features:
-        return ""
-    return f" Put a covary.nn.Flatten before it, to take all of {tuple(event)} as features."
 
 
 def check_flat(moments: Moments, layer: nn.Module) -> None:

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from covary import activations
 from covary.activations import MomentActivation
+from covary.covariance import Rows
 from covary.moments import Moments
 from covary.nn.checks import check_flat, check_moments, check_noise
-from covary.nn.protocol import Drawn, Noisy, share
+from covary.nn.protocol import Drawn, Noisy, each_row, share
 from covary.settings import covariance_grad, covariance_is_supervised, without_autocast
 
 
@@ -26,6 +27,7 @@ class Noise(Noisy):
         super().__init__()
         self.noise = check_noise(noise, "Noise")
 
+    @each_row
     def forward(self, moments: Moments) -> Moments:
         check_moments(moments, self)
         with covariance_grad():
@@ -45,17 +47,16 @@ class Activation(nn.Module):
         super().__init__()
         self.activation = activations.get(activation)
 
+    @each_row
     def forward(self, moments: Moments) -> Moments:
         check_moments(moments, self)
-        mu, cov = moments.flat_mean, moments.cov
+        mu, cov = moments.mean, moments.cov
         with without_autocast(mu.device), covariance_grad():
             out, activated = cov.activate(self.activation, mu)
-        mean = out.mean
-        if torch.is_grad_enabled() and not covariance_is_supervised():
-            var = cov.unit_variance.detach()
-            mean = mean_of_constant_variance(mu, var, mean, out.gain, self.activation)
-        if mean.dim() != moments.mean.dim():
-            mean = mean.reshape(moments.mean.shape)
+        if covariance_is_supervised() or not torch.is_grad_enabled():
+            return Moments(out.mean, activated)
+        var = cov.unit_variance.detach()
+        mean = mean_of_constant_variance(mu, var, out.mean, out.gain, self.activation)
         return Moments(mean, activated)
 
     def plain(self) -> Function:
@@ -207,6 +208,7 @@ class Dropout(nn.Module):
             raise ValueError(f"Dropout needs a probability in [0, 1), got {p}.")
         self.p = p
 
+    @each_row
     def forward(self, moments: Moments) -> Moments:
         check_moments(moments, self)
         if not self.training or self.p == 0:
@@ -214,7 +216,7 @@ class Dropout(nn.Module):
         mask = F.dropout(torch.ones_like(moments.mean), self.p)
         mean = moments.mean * mask
         with without_autocast(mean.device), covariance_grad():
-            return Moments(mean, moments.cov.scale(mask.flatten(1)))
+            return Moments(mean, moments.cov.scale(mask))
 
     def plain(self) -> nn.Dropout:
         """``nn.Dropout`` of the same probability."""
@@ -232,7 +234,9 @@ class Flatten(nn.Module):
     """(B, ...) -> (B, n), for plain tensors before a Lift and for Moments behind it."""
 
     def forward(self, x: Tensor | Moments) -> Tensor | Moments:
-        return Moments(x.flat_mean, x.cov) if isinstance(x, Moments) else x.flatten(1)
+        if not isinstance(x, Moments):
+            return x.flatten(1)
+        return Moments(x.flat_mean, x.cov.flattened() if isinstance(x.cov, Rows) else x.cov)
 
     def plain(self) -> Flatten:
         """Itself."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from covary.covariance import Kind, Tracked, check_kind, start
+from covary.covariance import Kind, Rows, Tracked, check_kind, start
 from covary.linalg import is_finite
 from covary.moments import Moments
 from covary.nn.checks import check_exact_width, check_noise
@@ -22,7 +22,7 @@ from covary.settings import covariance_grad, is_autocast, values_are_checked
 class Lift(Noisy):
     """Plain tensor (B, n) -> Moments with covariance ``noise**2 * I``; docs/theory.md, eq. (2).
 
-    Samples may be several rows of features, (B, T, n): ``Linear`` then acts on each row, and the
+    Samples may be several rows of features, (B, T, n): layers then act on each row, and the
     covariance is that of all T n units of a sample.
 
     For spiking neurons inputs may be rates instead (``poisson=True``): spikes per ms of independent
@@ -80,11 +80,11 @@ class Lift(Noisy):
         var = x.new_zeros(1, 1) + self.noise**2
         if self.poisson:
             with covariance_grad():
-                var = x.flatten(1) + var
-        cov = start(self.covariance, var, x.shape[1:].numel())
+                var = x.flatten(0, -2) + var
+        cov = start(self.covariance, var, x.shape[-1])
         if isinstance(cov, Tracked):
             cov = self._tracked(cov)
-        return Moments(x, cov)
+        return Moments(x, cov if x.dim() == 2 else Rows(cov, x.shape[1:-1].numel()))
 
     def set_fidelity(self, fidelity: Fidelity) -> None:
         """Keep how well tracked covariances agreed with exact ones, to choose and to warn by."""

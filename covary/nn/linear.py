@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from covary.covariance import Probe, Tracked
 from covary.moments import Moments
 from covary.nn.checks import check_moments
-from covary.nn.protocol import Drawn, share
+from covary.nn.protocol import Drawn, each_row, share
 from covary.settings import covariance_grad, without_autocast
 
 # A training step measures the corrections of so many units of each layer on so many samples.
@@ -20,9 +20,6 @@ TRAINING_PROBE = Probe(samples=4, units=32, momentum=0.1)
 
 class Linear(nn.Module):
     """mean -> W mean + b, C -> W C W^T, with the parameters and initialisation of ``nn.Linear``.
-
-    Features are last. Of Moments (B, T, n), whose samples are T rows of features, each row is
-    multiplied by W; their covariance is that of all T n units.
 
     In a network that tracks its covariance, each unit's variance is estimated and corrected by a
     factor, whose logarithm is the buffer ``log_correction`` (docs/theory.md, eq. 23). It is updated
@@ -53,6 +50,7 @@ class Linear(nn.Module):
         # How corrections are measured in evaluation mode, while covary.track is at work.
         self.probe: Probe | None = None
 
+    @each_row
     def forward(self, moments: Moments) -> Moments:
         check_moments(moments, self, self.in_features)
         if moments.mean.dtype != self.weight.dtype:
@@ -63,10 +61,9 @@ class Linear(nn.Module):
         with without_autocast(self.weight.device):
             mean = F.linear(moments.mean, self.weight, self.bias)
             with covariance_grad():
-                rows = 1 if mean.dim() == 2 else moments.event_shape[:-1].numel()
-                cov = moments.cov.linear(_for_each_row(self.weight, rows))
+                cov = moments.cov.linear(self.weight)
                 if isinstance(cov, Tracked):
-                    cov = self._correct(cov, rows)
+                    cov = self._correct(cov)
                 return Moments(mean, cov)
 
     def begin_tracking(self, *, anew: bool = False) -> None:
@@ -79,18 +76,17 @@ class Linear(nn.Module):
             self.log_correction.zero_()
             self.probed.zero_()
 
-    def _correct(self, cov: Tracked, rows: int) -> Tracked:
+    def _correct(self, cov: Tracked) -> Tracked:
         probe = self.probe or (TRAINING_PROBE if self.training else None)
         if probe is not None and not cov.is_exact:
             self.begin_tracking()
             with torch.no_grad():
-                self._measure(cov, probe, rows)
+                self._measure(cov, probe)
         if self.log_correction is None:
             return cov
-        factor = self.log_correction.exp()[None]
-        return cov.corrected(factor if rows == 1 else factor.repeat(1, rows))
+        return cov.corrected(self.log_correction.exp()[None])
 
-    def _measure(self, cov: Tracked, probe: Probe, rows: int) -> None:
+    def _measure(self, cov: Tracked, probe: Probe) -> None:
         """Compare estimates with variances by a sweep, for a few samples and units.
 
         Units take turns. Each one's correction is the average of what was measured of it, then,
@@ -102,9 +98,7 @@ class Linear(nn.Module):
         turn = self.probed + torch.arange(count, device=self.probed.device)
         units, times = turn % self.out_features, turn // self.out_features
         cov = cov.select(slice(0, probe.samples))
-        # Of samples that are several rows, each time another row.
-        places = units + self.out_features * (times % rows)
-        measured, estimated = cov.variance_of(places), cov.estimate[..., places]
+        measured, estimated = cov.variance_of(units), cov.estimate[..., units]
         # Dead units and networks without noise have no variance to take the logarithm of.
         least = torch.finfo(measured.dtype).tiny
         usable = (measured > least) & (estimated > least)
@@ -139,10 +133,3 @@ class Linear(nn.Module):
     def extra_repr(self) -> str:
         bias = self.bias is not None
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}"
-
-
-def _for_each_row(weight: Tensor, rows: int) -> Tensor:
-    """(rows m, rows n) the weight (m, n) as it acts on so many rows of features, end to end."""
-    if rows == 1:
-        return weight
-    return torch.kron(torch.eye(rows, dtype=weight.dtype, device=weight.device), weight)

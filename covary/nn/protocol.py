@@ -3,17 +3,45 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from covary.activations import MomentActivation
+from covary.covariance import Rows
+from covary.moments import Moments
 from covary.nn.fidelity import frames_to_caller
 
 Module = TypeVar("Module", bound=nn.Module)
 Value = TypeVar("Value", float, bool, list[float])
+
+
+def each_row(forward: Callable[[Any, Moments], Moments]) -> Callable[[Any, Moments], Moments]:
+    """Let a layer of features act on each row of samples that have several.
+
+    Moments (B, T, n), whose rows are not correlated, go through it as those of B T samples.
+    """
+
+    @wraps(forward)
+    def act(layer: Any, moments: Moments) -> Moments:
+        cov = getattr(moments, "cov", None)
+        if not isinstance(cov, Rows):
+            return forward(layer, moments)
+        mean = moments.mean
+        try:
+            found = forward(layer, Moments(mean.flatten(0, -2), cov.each_row))
+        except ValueError as error:
+            raise ValueError(
+                f"{error} It acts on each row of samples of shape {tuple(mean.shape[1:])}; to make "
+                "one row of them, put a covary.nn.Flatten before it."
+            ) from error
+        return Moments(found.mean.reshape(*mean.shape[:-1], -1), Rows(found.cov, cov.rows))
+
+    return act
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from covary.moments import Moments
 from covary.nn.checks import check_moments
-from covary.nn.protocol import Drawn
+from covary.nn.protocol import Drawn, each_row
 from covary.settings import covariance_grad
 
 
@@ -60,12 +60,12 @@ class Rescale(nn.Module):
         """What brings numbers of average 0 and deviation 1 to the units of these targets (n, t)."""
         return cls(y.mean(0), y.std(0, correction=0))
 
+    @each_row
     def forward(self, moments: Moments) -> Moments:
         check_moments(moments, self)
         mean = moments.mean * self.scale + self.shift
         with covariance_grad():
-            by = self.scale.expand(moments.event_shape).reshape(1, -1)
-            return Moments(mean, moments.cov.scale(by))
+            return Moments(mean, moments.cov.scale(self.scale.expand(1, mean.shape[-1])))
 
     def plain(self) -> Rescaled:
         """The same for tensors."""

@@ -78,12 +78,6 @@ class MomentPass(Pass):
         lifted = Varying(value, self, node, samples)
         return lifted.estimate(lambda: source.variance(value)) if self.propagates else lifted
 
-    def uses(self, tensor: Any) -> None:
-        """Remember a tensor that covariances will need: it must not change before the sweep."""
-        if isinstance(tensor, Tensor):
-            assert self.tape is not None
-            self.tape.uses(tensor)
-
     def on_means(self, *args: Any, **kwargs: Any) -> Tensor:
         """What the function that is called makes of the means."""
         found: Tensor = self.function(*plain(args), **plain(kwargs))
@@ -147,8 +141,7 @@ class MomentPass(Pass):
             var = known + source.sigma**2
             at = mu if covariance_is_supervised() else mu.detach()
             mean, gain, excess = activation.respond(at, var, least=source.sigma**2)
-            add = torch.addcmul if torch.is_grad_enabled() else Tensor.addcmul_
-            own = add(excess, gain, gain, value=source.sigma**2)
+            own = torch.addcmul(excess, gain, gain, value=source.sigma**2)
             entry = Entry(name, own, x.samples)
         mean = mean_of_constant_variance(mu, var, mean, gain, activation)
         value = self.write(MATCHED, mean, [x], lambda rows: (rows * gain,), x.samples, entry)

@@ -215,7 +215,7 @@ def _back_by_places(rows: Tensor, weight: Tensor, shape: Geometry) -> Tensor:
 @lru_cache(maxsize=1024)
 def _meeting(
     first: int, kernel: int, step: int, count: int, size: int
-) -> list[tuple[int, slice, slice]]:
+) -> tuple[tuple[int, slice, slice], ...]:
     """Which places of the kernel reach a phase of the input along one dimension, and where.
 
     Element q of the phase is at place step q + first of the padded input, and meets place k of the
@@ -237,7 +237,7 @@ def _meeting(
         low, high = max(0, -shift), min(count, size - shift)
         if low < high:
             found.append((k, slice(low + shift, high + shift), slice(low, high)))
-    return sorted(found, key=lambda each: each[2].start - each[2].stop)
+    return tuple(sorted(found, key=lambda each: each[2].start - each[2].stop))
 
 
 def _arranged(value: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def kept(run: Any, value: Any) -> Any:
     if isinstance(value, Tensor):
         if isinstance(value, Varying):
             value = value.numbers
-        if value.requires_grad or isinstance(value, nn.Parameter) or _is_part_of_one(value):
+        if value.requires_grad or isinstance(value, nn.Parameter) or _is_view_of_parameter(value):
             run.tape.uses(value)
             return value if run.tape.is_supervised else value.detach()
         return value.clone()
@@ -63,7 +63,7 @@ def kept(run: Any, value: Any) -> Any:
     return value
 
 
-def _is_part_of_one(value: Tensor) -> bool:
+def _is_view_of_parameter(value: Tensor) -> bool:
     """Whether a tensor is a view of a parameter."""
     return isinstance(value._base, nn.Parameter)
 

@@ -50,8 +50,7 @@ def batch_norm(
         var = x.numbers.detach().var(others, correction=0)
     else:
         fixed(x, [1])
-        var = running_var
-        x.run.uses(var)
+        var = running_var.clone()  # torch counts no change of running statistics
     weight = None if weight is None else kept(x.run, weight)
     ones = [1] * (x.numbers.dim() - 2)
 
