@@ -361,6 +361,9 @@ class Converted(nn.Module):
         for path, sigma in self.noise.sigmas.items():
             key = f"{prefix}noise/{path.replace('.', '/')}"
             destination[key] = torch.tensor(sigma, dtype=torch.float64)
+        if self.start is not None:
+            key = f"{prefix}start/{self.start.replace('.', '/')}"
+            destination[key] = torch.tensor(True)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         start = f"{prefix}noise/"
@@ -378,7 +381,18 @@ class Converted(nn.Module):
                 UserWarning,
                 stacklevel=frames_to_caller(),
             )
-        others = {key: value for key, value in state_dict.items() if not key.startswith(start)}
+        begin = next((key for key in state_dict if key.startswith(f"{prefix}start/")), None)
+        place = None if begin is None else begin.removeprefix(f"{prefix}start/").replace("/", ".")
+        if saved and place != self.start:
+            raise ValueError(
+                f"These measurements are of a network with start={place!r}, and this one has "
+                f"start={self.start!r}. Convert the model with the same start, or track it again."
+            )
+        others = {
+            key: value
+            for key, value in state_dict.items()
+            if not key.startswith(start) and key != begin
+        }
         super()._load_from_state_dict(others, prefix, *rest)
 
     def __repr__(self) -> str:
@@ -493,7 +507,8 @@ def _check_model(model: nn.Module) -> None:
                 f"{path} is {value.dtype}, which has neither the range nor the digits for "
                 "variances. Convert the model in single precision: covary.convert(model.float())."
             )
-        if not value.is_meta and not bool(torch.isfinite(value).all()):
+        numbers = value if value.layout is torch.strided else value.coalesce().values()
+        if not value.is_meta and not bool(torch.isfinite(numbers).all()):
             raise ValueError(
                 f"{path} has NaN or infinite values, so every output would be NaN. Load good "
                 "weights before convert."

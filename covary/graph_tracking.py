@@ -96,6 +96,14 @@ def track_converted(
         ratio, bar = _ratio(net, chunks, drawn)
     finally:
         net.train(was_training)
+    if drawn and shares and not math.isfinite(ratio):
+        warnings.warn(
+            "Variances of this network are not finite on the inputs it was tracked with: noise may "
+            "take a function out of the numbers that it is defined for (a logarithm, a power). "
+            "Let no noise enter there: covary.convert(model, noise={'': 0.05, 'its module': 0.0}).",
+            TrackingWarning,
+            stacklevel=frames_to_caller(),
+        )
     is_off = ratio - 2 * bar > _WELL[1] or ratio + 2 * bar < _WELL[0]
     if is_off and sum(counts) >= _AT_ONCE:  # of fewer inputs, not even the error is known
         warnings.warn(

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from covary.activations import MomentActivation
 from covary.covariance.samples import Samples
 
 HELP = "docs/convert.md, 'Your own rule'"
@@ -71,6 +72,8 @@ class Varying(Tensor):
             sweep: right behind a nonlinearity, or in passes that estimate it everywhere.
         before_scaling: of a convolution, what it was applied to, and how rows go back through both
             it and a scale of each channel, which is yet to come: rows, scale -> rows.
+        into_activation: of what an increasing activation gave, what went into it, noise included,
+            and the activation.
     """
 
     numbers: Tensor
@@ -79,6 +82,7 @@ class Varying(Tensor):
     samples: Samples
     spread: Lazy | None
     before_scaling: tuple[Varying, Callable[[Tensor, Tensor], Tensor]] | None
+    into_activation: Callable[[], tuple[Varying, MomentActivation]] | None
     _memory: list[int]
     _writes: int
 
@@ -91,7 +95,7 @@ class Varying(Tensor):
             cls, numbers.shape, dtype=numbers.dtype, device=numbers.device
         )
         self.numbers, self.run, self.node, self.samples = numbers, run, node, samples
-        self.spread = self.before_scaling = None
+        self.spread = self.before_scaling = self.into_activation = None
         # One list for all values that share memory, to count what is written into it.
         self._memory = [0] if view_of is None else view_of._memory
         self._writes = self._memory[0]
@@ -101,6 +105,7 @@ class Varying(Tensor):
         """Take the place of another value, as in-place functions do."""
         self.numbers, self.node, self.samples = other.numbers, other.node, other.samples
         self.spread, self.before_scaling = other.spread, None
+        self.into_activation = other.into_activation
         self._memory[0] += 1
         self._writes = self._memory[0]
         return self

@@ -507,3 +507,79 @@ def test_a_look_at_an_earlier_output_takes_the_statistics_of_its_own_pass():
     model(3 * x)  # moves the running statistics, which torch does not count as a change
     model.eval()
     torch.testing.assert_close(out.covariance_matrix, expected)
+
+
+class RMSNorm(nn.Module):
+    """By hand, as language models write it."""
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+class LayerNorm(nn.Module):
+    """By hand."""
+
+    def forward(self, x):
+        apart = x - x.mean(-1, keepdim=True)
+        return apart / torch.sqrt(apart.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+
+@pytest.mark.parametrize("norm", [RMSNorm, LayerNorm])
+def test_norms_by_hand_have_moments(norm):
+    """No noise enters before roots and powers, which it would make NaN."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 16), norm(), nn.Linear(16, 3)).eval()
+    net, x = covary.convert(model, noise=0.05), torch.randn(64, 12)
+    covary.track(net, x)
+    found = covary.verify(net, x[:4], draws=4000, progress=False)
+    assert found.variance.value < 0.06
+    assert found.covariance.value < 0.08
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU(inplace=True), nn.LeakyReLU(0.1)])
+def test_the_largest_of_activated_values_is_taken_before_the_activation(activation):
+    """Units near their kink: the largest of rectified values is far from a Gaussian's."""
+    torch.manual_seed(0)
+    model = nn.Sequential(activation, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)).eval()
+    x = 0.03 * torch.randn(64, 1, 12, 12)
+    net = covary.convert(model, noise={type(activation): 0.05})
+    covary.track(net, x)
+    moved = nn.Sequential(nn.MaxPool2d(2), activation, nn.Flatten(), model[-1]).eval()
+    same = covary.convert(moved, noise={"input": 0.05})
+    covary.track(same, x)
+    expected = same(x).covariance_matrix
+    assert (net(x).covariance_matrix - expected).norm() < 0.03 * expected.norm()
+
+
+def test_noise_of_an_activated_value_that_is_pooled_and_used_is_one():
+    """Both uses vary by the same noise: their difference without the activation is exact."""
+    torch.manual_seed(0)
+
+    class Twice(nn.Module):
+        def forward(self, x):
+            y = nn.functional.relu(x)
+            return torch.cat([y, nn.functional.max_pool1d(y[:, None], 1)[:, 0]], 1)
+
+    net, x = covary.convert(Twice().eval(), noise=0.1), 3 + torch.rand(32, 4)
+    covary.track(net, x)
+    matrix = net(x).covariance_matrix
+    torch.testing.assert_close(matrix[:, :4, 4:], matrix[:, :4, :4], rtol=1e-4, atol=1e-6)
+
+
+def test_measurements_of_another_start_are_refused():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    whole, head = covary.convert(model, noise=0.5), covary.convert(model, noise=0.5, start="1")
+    covary.track(whole, torch.randn(32, 4))
+    with pytest.raises(ValueError, match=r"start=None, and this one has start='1'\. Convert"):
+        head.load_state_dict(whole.state_dict())
+    covary.track(head, torch.randn(32, 4))
+    again = covary.convert(model, noise=0.5, start="1")
+    again.load_state_dict(head.state_dict())
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(again(x).variance, head(x).variance)
+
+
+def test_sparse_buffers_are_no_obstacle():
+    model = nn.Sequential(nn.Linear(4, 3)).eval()
+    model.register_buffer("adjacency", torch.eye(3).to_sparse())
+    assert covary.convert(model, noise=0.1)(torch.ones(2, 4)).mean.shape == (2, 3)

@@ -63,6 +63,10 @@ class Tape:
         self._nodes.append(Node(tuple(parents), pull, noise))
         return len(self._nodes) - 1
 
+    def set_noise(self, at: int, noise: Entry) -> None:
+        """Let other noise enter a value."""
+        self._nodes[at] = self._nodes[at]._replace(noise=noise)
+
     def branch(self) -> Tape:
         """A tape that goes on from here: what is added to it, this one does not keep alive."""
         tape = copy.copy(self)

@@ -49,33 +49,41 @@ class DrawPass(Pass):
 
     def follow(self, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The function itself, of draws."""
-        function = self.function
         if rule.activation is not None:
-            x = args[0]
-            name, source = self.named(), self.source()
-            if self.observe is not None:
-                self.observe(name, [x.numbers])
-            if source.sigma:
-                noisy = source.draw(x.numbers, self.generator)
-                # Written where it was, so that an in-place function changes what it has to.
-                if is_in_place(rule, args, kwargs):
-                    x.numbers.copy_(noisy)
-                else:
-                    x = self.wrapped(noisy)
-                args = [x, *args[1:]]
-        elif rule.is_pair:
+            return self._activated(rule, args, kwargs)
+        if rule.is_pair:
             values = [v for v in varying_in([*args, *kwargs.values()]) if v.node >= 0]
             if len(values) == 2:
                 name = self.named()
                 if self.observe is not None:
                     self.observe(name, [value.numbers for value in values])
-        result = function(*plain(list(args)), **plain(dict(kwargs)))
+        result = self.function(*plain(list(args)), **plain(dict(kwargs)))
         if rule.is_choice:
             return self.constant(result, varying_in(args))
         first = args[0] if args else None
         if isinstance(first, Varying) and result is first.numbers:
             return first
         return pytree.tree_map(self._rewrapped, result)
+
+    def _activated(self, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Varying:
+        """An elementwise nonlinearity of a draw with its noise."""
+        assert rule.activation is not None
+        x, *rest = args
+        name, source = self.named(), self.source()
+        if self.observe is not None:
+            self.observe(name, [x.numbers])
+        noisy = source.draw(x.numbers, self.generator)
+        if is_in_place(rule, args, kwargs):
+            # Written where it was, so that the function changes what it has to.
+            value: Varying = x
+            value.numbers.copy_(noisy)
+            self.function(value.numbers, *rest, **kwargs)
+        else:
+            value = self.wrapped(self.function(noisy, *rest, **kwargs))
+        if rule.increasing is not None and rule.increasing(*rest, **kwargs):
+            activation = rule.activation(*rest, **kwargs)
+            value.into_activation = lambda: (self.wrapped(noisy), activation)
+        return value
 
     def noisy(self, x: Varying) -> Varying:
         """The draw and a draw of the noise that enters here."""

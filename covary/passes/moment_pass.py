@@ -103,7 +103,10 @@ class MomentPass(Pass):
             value = x.numbers.clone() if is_in_place(rule, args, kwargs) else x.numbers
             mean = self.function(value, *rest, **options)
             return self.write(MATCHED, mean, [x], lambda _: (None,), x.samples)
-        return self.site(x, activation)
+        value = self.site(x, activation)
+        if rule.increasing is None or not rule.increasing(*rest, **options):
+            value.into_activation = None
+        return value
 
     def write(
         self,
@@ -144,7 +147,21 @@ class MomentPass(Pass):
             own = torch.addcmul(excess, gain, gain, value=source.sigma**2)
             entry = Entry(name, own, x.samples)
         mean = mean_of_constant_variance(mu, var, mean, gain, activation)
-        value = self.write(MATCHED, mean, [x], lambda rows: (rows * gain,), x.samples, entry)
+        # A place of its own for what goes into the activation, to which the noise may move.
+        assert self.tape is not None
+        before = Varying(mu, self, self.tape.add([x.node], lambda rows: (rows,)), x.samples)
+        value = self.write(MATCHED, mean, [before], lambda rows: (rows * gain,), x.samples, entry)
+        node, samples, spread = value.node, x.samples, x.spread
+
+        def into_activation() -> tuple[Varying, MomentActivation]:
+            assert self.tape is not None
+            self.tape.set_noise(before.node, Entry(name, source.variance(mu), samples))
+            self.tape.set_noise(node, Entry(name, excess, samples))
+            if spread is not None:
+                before.estimate(lambda: spread.value + source.sigma**2)
+            return before, activation
+
+        value.into_activation = into_activation
         return value.estimate(lambda: torch.addcmul(own, gain * known, gain).detach())
 
     def noisy(self, x: Varying) -> Varying:

@@ -21,16 +21,14 @@ from covary.rules.registry import CHOICE, RULES, Rule, composed, register, rule
 from covary.varying import Varying, plain
 
 
-def positive_part(x: Any) -> Any:
-    """relu(x) where no noise enters: part of a maximum, not a nonlinearity of its own."""
-    return x.run.call(positive_part, (x,), {}) if isinstance(x, Varying) else F.relu(x)
+def activated(x: Any, activation: MomentActivation) -> Any:
+    """h(x) where no noise enters: part of another function, not a nonlinearity of its own."""
+    if isinstance(x, Varying):
+        return x.run.call(activated, (x, activation), {})
+    return activation.function(x)
 
 
-def _relu() -> MomentActivation:
-    return activations.get("relu")
-
-
-RULES[positive_part] = Rule(activation=_relu, has_noise=False)
+RULES[activated] = Rule(activation=lambda activation: activation, has_noise=False)
 
 
 def larger(x: Any, y: Any) -> Any:
@@ -49,7 +47,7 @@ def maximum(x: Any, y: Any) -> Any:
     if isinstance(x, Varying) and isinstance(y, Varying):
         return larger(x, y)
     value, bound = (x, y) if isinstance(x, Varying) else (y, x)
-    return bound + positive_part(value - bound)
+    return bound + activated(value - bound, activations.get("relu"))
 
 
 @composed("minimum", "fmin")
@@ -67,13 +65,30 @@ def largest(x: Any, dim: int) -> Any:
     return x
 
 
+def _before_activation(x: Any, pool: Callable[[Any], Any]) -> Any:
+    """The largest of some elements: of what went into an increasing activation, if x came from one.
+
+    Rectified values are far from Gaussian, and so is the difference of two; what goes into an
+    activation is closer, and the largest result is the result of the largest.
+    """
+    if x.into_activation is None:
+        return pool(x)
+    noisy, activation = x.into_activation()
+    return activated(pool(noisy), activation)
+
+
 @composed("amax")
 def amax(x: Any, dim: int | Sequence[int] = (), keepdim: bool = False) -> Any:
     """The largest along some dimensions, none of which is the batch."""
     dims = _dims(x, dim)
-    for each in dims:
-        x = largest(x, each)
-    return x if keepdim else without(x, dims)
+
+    def pool(x: Any) -> Any:
+        for each in dims:
+            x = largest(x, each)
+        return x
+
+    found = _before_activation(x, pool)
+    return found if keepdim else without(found, dims)
 
 
 @composed("amin")
@@ -130,9 +145,13 @@ def _pooling(dims: int) -> Callable[..., Any]:
             return chosen_windows(
                 x, dims, by_means, kernel_size, stride, padding, dilation, ceil_mode, return_indices
             )
-        for axis in range(dims):
-            x = _largest_in_windows(x, axis - dims, kernels[axis], steps[axis], pads[axis])
-        return x
+
+        def pool(x: Any) -> Any:
+            for axis in range(dims):
+                x = _largest_in_windows(x, axis - dims, kernels[axis], steps[axis], pads[axis])
+            return x
+
+        return _before_activation(x, pool)
 
     return apply
 

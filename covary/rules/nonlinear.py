@@ -14,16 +14,18 @@ from torch import Tensor
 
 from covary import activations
 from covary.activations import MomentActivation
-from covary.rules.choices import positive_part
+from covary.rules.choices import activated
 from covary.rules.registry import composed, elementwise
 from covary.varying import ConversionError
 
 # Functions of one argument, whose moment activation has the same name.
-_BY_NAME = (
-    *("relu", "relu6", "tanh", "sigmoid", "silu", "mish", "selu", "hardswish", "hardsigmoid"),
-    *("logsigmoid", "softsign", "tanhshrink", "erf", "sin", "cos", "exp", "expm1", "square"),
-    *("abs", "sqrt", "rsqrt", "log", "log1p", "reciprocal"),
+_INCREASING = (
+    *("relu", "relu6", "tanh", "sigmoid", "selu", "hardsigmoid", "logsigmoid", "softsign"),
+    *("tanhshrink", "erf", "exp", "expm1"),
 )
+_OTHERS = ("silu", "mish", "hardswish", "sin", "cos", "square", "abs")
+# Noise before them would leave the numbers that they take: norms are made of them.
+_OF_SOME_NUMBERS = ("sqrt", "rsqrt", "log", "log1p", "reciprocal")
 
 
 def _named(name: str) -> Callable[..., MomentActivation]:
@@ -33,25 +35,38 @@ def _named(name: str) -> Callable[..., MomentActivation]:
     return activation
 
 
-for _name in _BY_NAME:
+def _always(*_: Any, **__: Any) -> bool:
+    return True
+
+
+def _unless_negative(slope: float = 1.0, *_: Any, **options: Any) -> bool:
+    """Whether the first of the arguments behind x, whatever its name, is 0 or more."""
+    return all(value >= 0 for value in (slope, *options.values()))
+
+
+for _name in _INCREASING:
+    elementwise(_name, increasing=_always)(_named(_name))
+for _name in _OTHERS:
     elementwise(_name)(_named(_name))
+for _name in _OF_SOME_NUMBERS:
+    elementwise(_name, has_noise=False)(_named(_name))
 elementwise("absolute")(_named("abs"))
-elementwise("expit")(_named("sigmoid"))
+elementwise("expit", increasing=_always)(_named("sigmoid"))
 
 
-@elementwise("leaky_relu")
+@elementwise("leaky_relu", increasing=_unless_negative)
 def leaky_relu(negative_slope: float = 0.01, inplace: bool = False) -> MomentActivation:
     """A slope below 0."""
     return activations.leaky_relu(negative_slope)
 
 
-@elementwise("elu")
+@elementwise("elu", increasing=_unless_negative)
 def elu(alpha: float = 1.0, inplace: bool = False) -> MomentActivation:
     """alpha (e^x - 1) below 0."""
     return activations.elu(alpha)
 
 
-@elementwise("celu")
+@elementwise("celu", increasing=_unless_negative)
 def celu(alpha: float = 1.0, inplace: bool = False) -> MomentActivation:
     """alpha (e^(x / alpha) - 1) below 0."""
     return activations.celu(alpha)
@@ -63,13 +78,13 @@ def gelu(approximate: str = "none") -> MomentActivation:
     return activations.get("gelu_tanh" if approximate == "tanh" else "gelu")
 
 
-@elementwise("softplus")
+@elementwise("softplus", increasing=_unless_negative)
 def softplus(beta: float = 1.0, threshold: float = 20.0) -> MomentActivation:
     """log(1 + e^(beta x)) / beta."""
     return activations.softplus(beta, threshold)
 
 
-@elementwise("hardtanh")
+@elementwise("hardtanh", increasing=_always)
 def hardtanh(
     min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
 ) -> MomentActivation:
@@ -108,7 +123,7 @@ def prelu(x: Any, weight: Any) -> Any:
     """w x + (1 - w) relu(x) of x with its noise, so that slopes w (C,) get their gradient."""
     noisy = x.run.noisy(x)
     slope = weight.view(-1, *[1] * (x.dim() - 2)) if weight.numel() > 1 else weight
-    return slope * noisy + (1 - slope) * positive_part(noisy)
+    return slope * noisy + (1 - slope) * activated(noisy, activations.get("relu"))
 
 
 @elementwise("threshold")
@@ -129,7 +144,7 @@ def softshrink(lambd: float = 0.5) -> MomentActivation:
     return activations.softshrink(lambd)
 
 
-@elementwise("pow", Tensor.__pow__)
+@elementwise("pow", Tensor.__pow__, has_noise=False)
 def power(exponent: float) -> MomentActivation:
     """x to a constant power."""
     if isinstance(exponent, Tensor) and exponent.numel() > 1:

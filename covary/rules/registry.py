@@ -42,6 +42,8 @@ class Rule(NamedTuple):
         activation: of an elementwise nonlinearity, the moment activation for the arguments behind
             the first.
         has_noise: whether noise enters before the activation.
+        increasing: whether the activation never falls, given the arguments behind the first: the
+            largest of several results is then the result of the largest.
         is_composed: ``apply`` is made of other torch functions, which have rules of their own.
         is_pair: with two arguments that vary, their covariance has to be measured.
         is_moving: elements are put elsewhere, each with the sample that it belongs to.
@@ -53,6 +55,7 @@ class Rule(NamedTuple):
     apply: Function | None = None
     activation: Callable[..., MomentActivation] | None = None
     has_noise: bool = True
+    increasing: Callable[..., bool] | None = None
     is_composed: bool = False
     is_pair: bool = False
     is_moving: bool = False
@@ -117,11 +120,14 @@ def composed(*functions: str | Function) -> Callable[[Function], Function]:
 
 def elementwise(
     *functions: str | Function,
+    has_noise: bool = True,
+    increasing: Callable[..., bool] | None = None,
 ) -> Callable[[Callable[..., MomentActivation]], Callable[..., MomentActivation]]:
     """Decorate what gives the moment activation of an elementwise nonlinearity.
 
     The decorated function takes the arguments behind the first, by the names that torch gives them;
-    an argument ``inplace`` says that the result is written into the first.
+    an argument ``inplace`` says that the result is written into the first. ``has_noise`` and
+    ``increasing`` are those of ``Rule``.
 
     Examples:
         >>> import torch, covary
@@ -131,7 +137,7 @@ def elementwise(
     """
 
     def decorate(activation: Callable[..., MomentActivation]) -> Callable[..., MomentActivation]:
-        register(functions, Rule(activation=activation))
+        register(functions, Rule(None, activation, has_noise, increasing))
         return activation
 
     return decorate

@@ -95,8 +95,8 @@ class Chain:
         if means.dim() != 2 or means.shape[1] != weight.shape[1]:
             raise ValueError(
                 f"The first weights take inputs (B, {weight.shape[1]}), got {tuple(means.shape)}. "
-                "Give raw inputs with a batch dimension, as the network itself takes them; of samples "
-                "that are several rows of features, each row as a sample: x.flatten(0, 1)."
+                "Give raw inputs with a batch dimension, as the network itself takes them; samples "
+                "that are several rows of features one by one: x.flatten(0, 1)."
             )
         if not bool(torch.isfinite(means).all()):
             raise ValueError("Inputs of a network to be simulated have NaN or infinite values.")
