@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from covary.cli import common, options
 from covary.cli.common import DataDir, Debug, Json, reported, say
 from covary.cli.options import NETWORK, option
+from covary.compare import CompareConfig, Comparison, Summary, method_names
+from covary.compare import compare as compare_methods
+from covary.compare.groups import check_methods
+from covary.compare.metrics import ood_key
 from covary.data import describe
-from covary.runs.compare import compare as compare_methods
-from covary.runs.compare import method_names
-from covary.runs.compare_metrics import ood_key
-from covary.runs.compare_training import CompareConfig
-from covary.runs.config import DataConfig
+from covary.runs.config import PER_SAMPLE, DataConfig
 from covary.training import Silent, terminal_or_lines
 
 _OTHERS = "Methods compared with"
@@ -32,7 +32,10 @@ def compare(
     ] = None,
     ood: Annotated[
         list[str] | None,
-        typer.Option("--ood", help="Foreign data, known sets or tables; with commas, or repeated."),
+        typer.Option(
+            "--ood",
+            help="Out-of-distribution data, known sets or tables; with commas, or repeated.",
+        ),
     ] = None,
     seeds: Annotated[
         str, typer.Option("--seeds", help="Each trains all networks anew, such as 0,1,2.")
@@ -63,6 +66,14 @@ def compare(
         ),
     ] = None,
     noise: options.Noise = None,
+    covariance: Annotated[
+        str,
+        option(
+            NETWORK,
+            "--covariance",
+            f"How the moment network holds its own when measured: {', '.join(PER_SAMPLE)}.",
+        ),
+    ] = "tracked",
     epochs: options.Epochs = None,
     batch_size: options.BatchSize = None,
     lr: options.LearningRate = None,
@@ -96,7 +107,9 @@ def compare(
     ensemble and a Bayesian last layer; in regression also networks with a variance of their own.
     What needs fitting beyond the weights is fitted on held-out training data. Numbers are averages
     over the seeds, with standard deviations. All is kept in the folder: with --resume, what was
-    trained or measured is not done again, also where there are more seeds, methods or foreign data.
+    trained or measured is not done again, also where there are more seeds, methods or
+    out-of-distribution data. The moment network tracks its covariance, and how close that is to
+    exact ones is printed; --covariance full computes exact ones.
 
     Examples:
 
@@ -124,12 +137,7 @@ def compare(
             raise ValueError(f"Which column of {data} is to be predicted? Say --target NAME.")
         if not is_table and not 0 <= split < max(1, describe(data).splits):
             raise ValueError(f"{data} has splits 0 to {max(1, describe(data).splits) - 1}.")
-        known = {name for task in _TASKS for name in method_names(task)}
-        unknown = [name for name in _listed(methods) if name not in known]
-        if unknown:
-            raise ValueError(
-                f"Unknown method {unknown[0]!r}; known are {', '.join(sorted(known))}."
-            )
+        check_methods(_listed(methods))
         data_config = DataConfig(
             name=str(Path(data).resolve()) if is_table else data,
             split=split,
@@ -146,6 +154,7 @@ def compare(
         ood=_listed(ood),
         seeds=common.numbers(seeds, int, "--seeds") or (),
         methods=_listed(methods),
+        covariance=covariance,
         chosen=chosen,
         settings=settings,
         data_dir=data_dir,
@@ -155,10 +164,11 @@ def compare(
         display=Silent if as_json else lambda: terminal_or_lines(common.voice),
     )
     if as_json:
-        common.show_json(result)
+        common.show_json(result.to_json())
         return
     _show(result)
-    for note in result["notes"]:
+    say(_covariance(result))
+    for note in result.notes:
         say(f"Note: {note}")
     say(f"Written to {folder / 'compare.json'}.")
 
@@ -169,24 +179,23 @@ def _listed(values: list[str] | None) -> tuple[str, ...]:
     return tuple(part for part in parts if part)
 
 
-def _show(result: dict[str, Any]) -> None:
+def _show(result: Comparison) -> None:
     """Two tables: what each method predicts and costs, and what each score finds."""
-    classify = result["task"] == "classification"
-    over = f"{len(result['seeds'])} seeds" if len(result["seeds"]) > 1 else "1 seed"
+    over = f"{len(result.seeds)} seeds" if len(result.seeds) > 1 else "1 seed"
     predicts = (
         {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
-        if classify
+        if result.task == "classification"
         else {"rmse": "RMSE", "log_likelihood": "log-likelihood", "coverage_95": "95% coverage"}
     )
-    methods = {row["method"]: row for row in result["rows"]}
+    methods = {row.method: row for row in result.rows}
     common.show_table(
-        f"{result['dataset']}, {over}: predictions, and cost in those of the plain network",
+        f"{result.dataset}, {over}: predictions, and cost in those of the plain network",
         ["", *predicts.values(), "training", "inference"],
         [
             [
                 name,
-                *(_shown(row["summary"].get(key)) for key in predicts),
-                *(_times(row[key]) for key in ("training_cost", "inference_cost")),
+                *(_shown(row.summary.get(key)) for key in predicts),
+                *(_times(cost) for cost in (row.training_cost, row.inference_cost)),
             ]
             for name, row in methods.items()
         ],
@@ -194,30 +203,40 @@ def _show(result: dict[str, Any]) -> None:
     finds = {
         "auroc_errors": "errors",
         "spearman_error": "|error|, Spearman",
-        **{ood_key(part): part for part in result["ood"]},
+        **{ood_key(part): part for part in result.ood},
         "attack_awareness": "attacks",
         "aurc": "AURC",
     }
-    there = result["rows"][0]["summary"]
+    there = result.rows[0].summary
     finds = {key: title for key, title in finds.items() if key in there}
     common.show_table(
-        f"{result['dataset']}, {over}: what scores find (AUROC, if nothing else is said)",
+        f"{result.dataset}, {over}: what scores find (AUROC, if nothing else is said)",
         ["", "score", *finds.values()],
         [
-            [row["method"], row["score"], *(_shown(row["summary"].get(key)) for key in finds)]
-            for row in result["rows"]
+            [row.method, row.score, *(_shown(row.summary.get(key)) for key in finds)]
+            for row in result.rows
         ],
         left=2,
     )
 
 
-def _shown(found: dict[str, float | None] | None) -> str:
+def _covariance(result: Comparison) -> str:
+    """How the moment network held its covariance, and how good that is where it was tracked."""
+    if not result.tracked:
+        return f"MNN: {result.covariance} covariances."
+    worst = max((each.agreement for each in result.tracked.values()), key=lambda row: row.error)
+    of = f", worst of {len(result.tracked)} seeds" if len(result.tracked) > 1 else ""
+    found = f"MNN: tracked covariances; against exact ones, on training inputs{of}: {worst}."
+    return f"{found} That is poor: take --covariance full." if worst.is_poor else found
+
+
+def _shown(found: Summary | None) -> str:
     """An average with its standard deviation, in as many digits as fit their size."""
-    if found is None or found["mean"] is None:
+    if found is None or found.mean is None:
         return "undefined"
-    mean, spread = found["mean"], found["stddev"]
-    digits = 5 if abs(mean) < 0.02 else 3 if abs(mean) < 100 else 1
-    return f"{mean:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
+    digits = 5 if abs(found.mean) < 0.02 else 3 if abs(found.mean) < 100 else 1
+    spread = "" if found.stddev is None else f" ± {found.stddev:.{digits}f}"
+    return f"{found.mean:.{digits}f}{spread}"
 
 
 def _times(value: float | None) -> str:

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from covary.convert import Converted
+from covary.files import write_tensors
+from covary.moments import mean_of
 from covary.nn import Lift
-from covary.uncertainty.features import FEATURES, check_features, log_margin, mean_of
+from covary.uncertainty.features import FEATURES, check_features, log_margin
 
 # Of the margin beside the density, both in units of their spread over held-out data. Among 0.5, 1,
 # 2 and 4 it is the least that finds errors as well as any in held-out digits, whatever the network.
@@ -106,13 +108,8 @@ class FittedScore(nn.Module):
 
     def save(self, path: Path | str, **about: str) -> None:
         """Write it as safetensors, whole or not at all."""
-        from safetensors.torch import save
-
         metadata = {"format": _FORMAT, "features": self.features, "samples": str(self.samples)}
-        data = save(dict(self.state_dict()), metadata=metadata | {"about": json.dumps(about)})
-        part = Path(f"{path}.part")
-        part.write_bytes(data)
-        part.replace(path)
+        write_tensors(Path(path), self.state_dict(), metadata | {"about": json.dumps(about)})
 
     @classmethod
     def load(cls, path: Path | str) -> FittedScore:
