@@ -21,7 +21,7 @@ from covary.compare import (
     Comparison,
     Prediction,
     Summary,
-    Tracked,
+    TrackedFidelity,
     compare,
     comparing,
     method_names,
@@ -164,10 +164,10 @@ def test_the_moment_network_tracks_its_covariance_unless_told_otherwise(
 ):
     out, result = classified
     assert result.covariance == "tracked"
-    assert set(result.tracked) == {"0", "1"}
-    for tracked in result.tracked.values():
-        assert tracked.rank > 0.9
-        assert 0 <= tracked.error < 0.25
+    assert set(result.fidelity) == {"0", "1"}
+    for found in result.fidelity.values():
+        assert found.rank > 0.9
+        assert 0 <= found.error < 0.25
     copy = tmp_path / "copy"
     shutil.copytree(out, copy)
     said: list[str] = []
@@ -178,7 +178,7 @@ def test_the_moment_network_tracks_its_covariance_unless_told_otherwise(
         "measuring what they cost",
         "seed 1: measuring mnn",
     ]
-    assert (full.covariance, full.tracked) == ("full", {})
+    assert (full.covariance, full.fidelity) == ("full", {})
     for before, after in zip(result.rows, full.rows, strict=True):
         if before.group != "mnn":
             assert before.by_seed == after.by_seed
@@ -191,22 +191,22 @@ def test_the_moment_network_tracks_its_covariance_unless_told_otherwise(
 def test_how_good_tracked_covariances_are_is_said(classified):
     _, result = classified
     assert _covariance(result).startswith("MNN: tracked covariances; against exact ones")
-    good, better = (Tracked(exact_width=0, rank=0.98, error=error) for error in (0.2, 0.1))
-    said = _covariance(replace(result, tracked={"0": better, "1": good}))
+    good, better = (TrackedFidelity(exact_width=0, rank=0.98, error=error) for error in (0.2, 0.1))
+    said = _covariance(replace(result, fidelity={"0": better, "1": good}))
     assert said.endswith(
         "worst of 2 seeds: rank correlation of entropies 0.980, covariance off by 20%."
     )
-    poor = {"0": Tracked(exact_width=0, rank=0.5, error=0.4)}
-    said = _covariance(replace(result, tracked=poor))
+    poor = {"0": TrackedFidelity(exact_width=0, rank=0.5, error=0.4)}
+    said = _covariance(replace(result, fidelity=poor))
     assert said.endswith("0.500, covariance off by 40%. That is poor: take --covariance full.")
-    assert _covariance(replace(result, tracked={}, covariance="full")) == "MNN: full covariances."
+    assert _covariance(replace(result, fidelity={}, covariance="full")) == "MNN: full covariances."
 
 
 def test_a_result_is_read_back(classified, tmp_path):
     _, result = classified
     assert Comparison.from_json(json.loads(json.dumps(result.to_json()))) == result
-    older = {key: v for key, v in result.to_json().items() if key not in ("covariance", "tracked")}
-    assert Comparison.from_json(older) == replace(result, covariance=None, tracked={})
+    older = {key: v for key, v in result.to_json().items() if key not in ("covariance", "fidelity")}
+    assert Comparison.from_json(older) == replace(result, covariance=None, fidelity={})
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_saved_and_loaded(net, tmp_path):
     assert about == {"weights": "abc"}
     assert (again.features, again.samples) == ("moments", 300)
     (tmp_path / "other").write_bytes(b"nothing of the kind")
-    with pytest.raises(ValueError, match="no safetensors file"):
+    with pytest.raises(ValueError, match="not a readable safetensors file"):
         FittedScore.load(tmp_path / "other")
 
 

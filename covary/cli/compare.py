@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from covary.compare import compare as compare_methods
 from covary.compare.groups import check_methods
 from covary.compare.metrics import ood_key
 from covary.data import describe
+from covary.nn.fidelity import Row as FidelityRow
 from covary.runs.config import PER_SAMPLE, DataConfig
 from covary.training import Silent, terminal_or_lines
 
@@ -222,12 +224,20 @@ def _show(result: Comparison) -> None:
 
 def _covariance(result: Comparison) -> str:
     """How the moment network held its covariance, and how good that is where it was tracked."""
-    if not result.tracked:
+    found = [
+        FidelityRow(
+            each.exact_width,
+            math.nan if each.rank is None else each.rank,
+            math.inf if each.error is None else each.error,
+        )
+        for each in result.fidelity.values()
+    ]
+    if not found:
         return f"MNN: {result.covariance} covariances."
-    worst = max((each.agreement for each in result.tracked.values()), key=lambda row: row.error)
-    of = f", worst of {len(result.tracked)} seeds" if len(result.tracked) > 1 else ""
-    found = f"MNN: tracked covariances; against exact ones, on training inputs{of}: {worst}."
-    return f"{found} That is poor: take --covariance full." if worst.is_poor else found
+    worst = max(found, key=lambda row: row.error)
+    of = f", worst of {len(found)} seeds" if len(found) > 1 else ""
+    said = f"MNN: tracked covariances; against exact ones, on training inputs{of}: {worst}."
+    return f"{said} That is poor: take --covariance full." if worst.is_poor else said
 
 
 def _shown(found: Summary | None) -> str:

@@ -6,7 +6,7 @@ or a mean and covariance, and scores.
 
 from covary.compare import laplace
 from covary.compare.comparing import compare
-from covary.compare.comparison import CompareConfig, Comparison, Costs, Row, Summary, Tracked
+from covary.compare.comparison import CompareConfig, Comparison, Row, Summary, TrackedFidelity
 from covary.compare.groups import method_names
 from covary.compare.methods import (
     AveragedClassifier,
@@ -34,7 +34,6 @@ __all__ = [
     "Classifier",
     "CompareConfig",
     "Comparison",
-    "Costs",
     "DropoutSamples",
     "FittedClassifier",
     "GaussianHead",
@@ -46,7 +45,7 @@ __all__ = [
     "Row",
     "Spread",
     "Summary",
-    "Tracked",
+    "TrackedFidelity",
     "calibrated_classifier",
     "calibrated_regressor",
     "compare",

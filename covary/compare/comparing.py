@@ -113,7 +113,7 @@ def compare(
         notes += [note for note in (*work.notes, *shop.notes) if note not in notes]
         if seed == seeds[0]:
             first, measured = work, _costs(store, work.groups, shop, say)
-    tracked = {str(seed): found["mnn"].tracked for seed, found in per_seed.items()}
+    fidelity = {str(seed): found["mnn"].fidelity for seed, found in per_seed.items()}
     model = first.config.model
     return Comparison(
         task="classification" if shop.classify else "regression",
@@ -126,7 +126,7 @@ def compare(
         rows=tuple(_rows(per_seed, measured)),
         notes=tuple(notes),
         covariance=covariance,
-        tracked={seed: each for seed, each in tracked.items() if each is not None},
+        fidelity={seed: each for seed, each in fidelity.items() if each is not None},
         **environment(started),
     ).write(out / RESULT)
 
@@ -285,7 +285,7 @@ def _measured(
             methods=scored,
             notes=tuple(shop.notes[before:]),
             covariance=covariance,
-            tracked=shop.tracked if name == "mnn" else None,
+            fidelity=shop.fidelity if name == "mnn" else None,
         )
     )
     write_json(path, content)

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 
 from covary.files import read_json, write_json
-from covary.nn.fidelity import Row as Agreement
 from covary.runs.config import RunConfig
 from covary.runs.records import Numbers, decoded, to_json
 
@@ -49,24 +48,12 @@ class CompareConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tracked:
-    """How well tracked covariances of a moment network agree with exact ones, on training inputs.
-
-    Attributes:
-        exact_width: layers of up to so many units have exact variances.
-        rank: Spearman's correlation of entropies; None where they are all the same.
-        error: of the covariance, relative to the exact one, on average.
-    """
+class TrackedFidelity:
+    """How well tracked covariances agree with exact ones, on training inputs."""
 
     exact_width: int
-    rank: float | None
-    error: float | None
-
-    @property
-    def agreement(self) -> Agreement:
-        """The same as ``covary.track`` has it; what is undefined is NaN."""
-        rank, error = (math.nan if value is None else value for value in (self.rank, self.error))
-        return Agreement(self.exact_width, rank, error)
+    rank: float | None  # rank correlation of entropies
+    error: float | None  # of the covariance, relative to the exact one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +80,14 @@ class GroupScores:
         methods: and their numbers.
         notes: what whoever reports the numbers should know.
         covariance: how the moment network held its covariance; None for other groups.
-        tracked: how good that is, where it was tracked.
+        fidelity: of tracked covariances.
     """
 
     ood: tuple[str, ...]
     methods: tuple[MethodScores, ...]
     notes: tuple[str, ...] = ()
     covariance: str | None = None
-    tracked: Tracked | None = None
+    fidelity: TrackedFidelity | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +174,7 @@ class Comparison:
         rows: a row for each method and score.
         notes: what whoever reads the numbers should know.
         covariance: how the moment network held its covariance; None in files that do not say.
-        tracked: how good tracked covariances are, by seed.
+        fidelity: of tracked covariances, by seed.
         command, versions, git_commit, platform, started, seconds: how it came about.
     """
 
@@ -201,7 +188,7 @@ class Comparison:
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
     covariance: str | None = None
-    tracked: Mapping[str, Tracked] = field(default_factory=dict)
+    fidelity: Mapping[str, TrackedFidelity] = field(default_factory=dict)
     command: str
     versions: Mapping[str, str]
     git_commit: str | None

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from covary import data
-from covary.compare.comparison import CompareConfig, Tracked
+from covary.compare.comparison import CompareConfig, TrackedFidelity
 from covary.compare.networks import with_variance_head
 from covary.data import Dataset
 from covary.files import read_json, read_tensors, write_json
@@ -69,7 +69,7 @@ class Workshop:
     ) -> None:
         self.run, self.dataset, self.settings = run, dataset, settings
         self.config, self.covariance = run.config(), covariance
-        self.tracked: Tracked | None = None
+        self.fidelity: TrackedFidelity | None = None
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self._say, self._display = say, display
         self.notes: list[str] = []
@@ -93,9 +93,10 @@ class Workshop:
         return self.config.model.task == "classification"
 
     def moment_network(self) -> nn.Sequential:
-        """The run's own, with a covariance for each sample; if tracked, ``tracked`` has how well.
+        """The run's own, with a covariance for each sample.
 
-        That is measured first if it never was, and kept with the run's weights.
+        How good tracked ones are is measured first if it never was, kept with the run's weights,
+        and told by ``fidelity``.
         """
         net = self.run.network().to(self.device)
         if self.covariance != "tracked":
@@ -103,7 +104,7 @@ class Workshop:
         asked = self.config.model.exact_width
         known, _ = known_or_measured(self.run, net, self.dataset, progress=False)
         width, row = known.width(asked), known.used(asked)
-        self.tracked = Tracked(exact_width=width, rank=row.rank, error=row.error)
+        self.fidelity = TrackedFidelity(exact_width=width, rank=row.rank, error=row.error)
         return with_covariance(net, "tracked", exact_width=width).eval()
 
     def network(self, kind: str, member: int = 0) -> nn.Sequential:
