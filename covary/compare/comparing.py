@@ -173,15 +173,9 @@ def _trained(
     run = Run(folder / "mnn")
     if not run.model_path.exists():
         say(f"seed {work.config.training.seed}: training mnn")
-    train(
-        work.config,
-        work.dataset,
-        run,
-        schema=work.schema,
-        resume=run.exists(),
-        display=display(),
-    )
-    return Workshop(run, work.dataset, settings, covariance=covariance, say=say, display=display)
+    config, dataset, schema = work[:3]
+    train(config, dataset, run, schema=schema, resume=run.exists(), display=display())
+    return Workshop(run, dataset, settings, covariance=covariance, say=say, display=display)
 
 
 def _check(seeds: Sequence[int], data: DataConfig) -> None:
