@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,57 +26,75 @@ _TASKS = ("classification", "regression")
 _USUAL = CompareConfig()
 
 
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Folder.", show_default="runs/compare-DATA")
+]
+Ood = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ood", help="Out-of-distribution data, known sets or tables; with commas, or repeated."
+    ),
+]
+Seeds = Annotated[
+    str, typer.Option("--seeds", help="Each trains all networks anew, such as 0,1,2.")
+]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--methods",
+        help="What to compare with: "
+        + "; ".join(f"{task}: {', '.join(method_names(task)[1:])}" for task in _TASKS)
+        + ". With commas, or repeated; not given: all.",
+    ),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the comparison in the folder, if any.")
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the comparison in the folder.")
+]
+Activation = Annotated[
+    str | None,
+    option(
+        NETWORK,
+        "--activation",
+        "Of all networks; conventional ones have relu in place of heaviside.",
+    ),
+]
+CovarianceKind = Annotated[
+    str,
+    option(
+        NETWORK,
+        "--covariance",
+        f"How the moment network holds its own when measured: {', '.join(PER_SAMPLE)}.",
+    ),
+]
+Target = Annotated[
+    list[str] | None,
+    option("Tables", "--target", "Column of a table to predict; repeat for several."),
+]
+Ensemble = Annotated[int, option(_OTHERS, "--members", "Networks of a deep ensemble.", min=1)]
+McDropout = Annotated[float, option(_OTHERS, "--mc-dropout", "Probability of Monte Carlo dropout.")]
+Masks = Annotated[int, option(_OTHERS, "--samples", "Dropout masks per prediction.", min=1)]
+Epsilon = Annotated[
+    float, option(_OTHERS, "--epsilon", "Size of the attack, in ranges of a pixel.")
+]
+
+
 @reported
 def compare(
     data: options.Data,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Folder.", show_default="runs/compare-DATA"),
-    ] = None,
-    ood: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--ood",
-            help="Out-of-distribution data, known sets or tables; with commas, or repeated.",
-        ),
-    ] = None,
-    seeds: Annotated[
-        str, typer.Option("--seeds", help="Each trains all networks anew, such as 0,1,2.")
-    ] = "0,1,2",
-    methods: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--methods",
-            help="What to compare with: "
-            + "; ".join(f"{task}: {', '.join(method_names(task)[1:])}" for task in _TASKS)
-            + ". With commas, or repeated; not given: all.",
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the comparison in the folder, if any.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the comparison in the folder.")
-    ] = False,
+    out: Out = None,
+    ood: Ood = None,
+    seeds: Seeds = "0,1,2",
+    methods: Methods = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
     hidden: options.Hidden = None,
     trunk: options.Trunk = None,
-    activation: Annotated[
-        str | None,
-        option(
-            NETWORK,
-            "--activation",
-            "Of all networks; conventional ones have relu in place of heaviside.",
-        ),
-    ] = None,
+    activation: Activation = None,
     noise: options.Noise = None,
-    covariance: Annotated[
-        str,
-        option(
-            NETWORK,
-            "--covariance",
-            f"How the moment network holds its own when measured: {', '.join(PER_SAMPLE)}.",
-        ),
-    ] = "tracked",
+    covariance: CovarianceKind = "tracked",
     epochs: options.Epochs = None,
     batch_size: options.BatchSize = None,
     lr: options.LearningRate = None,
@@ -83,22 +102,11 @@ def compare(
     schedule: options.Schedule = None,
     validation: options.Validation = 0.1,
     split: options.Split = 0,
-    target: Annotated[
-        list[str] | None,
-        option("Tables", "--target", "Column of a table to predict; repeat for several."),
-    ] = None,
-    members: Annotated[
-        int, option(_OTHERS, "--members", "Networks of a deep ensemble.", min=1)
-    ] = _USUAL.members,
-    mc_dropout: Annotated[
-        float, option(_OTHERS, "--mc-dropout", "Probability of Monte Carlo dropout.")
-    ] = _USUAL.dropout,
-    samples: Annotated[
-        int, option(_OTHERS, "--samples", "Dropout masks per prediction.", min=1)
-    ] = _USUAL.samples,
-    epsilon: Annotated[
-        float, option(_OTHERS, "--epsilon", "Size of the attack, in ranges of a pixel.")
-    ] = _USUAL.epsilon,
+    target: Target = None,
+    members: Ensemble = _USUAL.members,
+    mc_dropout: McDropout = _USUAL.dropout,
+    samples: Masks = _USUAL.samples,
+    epsilon: Epsilon = _USUAL.epsilon,
     data_dir: DataDir = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -120,32 +128,15 @@ def compare(
     - `covary compare digits --methods plain,ensemble --epochs 20 --json`
     - `covary compare houses.csv --target price --resume`
     """
-    chosen = {
-        "hidden": common.numbers(hidden, int, "--hidden"),
-        "trunk": trunk,
-        "activation": activation,
-        "noise": common.numbers(noise, float, "--noise"),
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "lr": lr,
-        "weight_decay": weight_decay,
-        "schedule": schedule,
-    }
+    network: dict[str, Any] = {"trunk": trunk, "activation": activation}
+    network["hidden"] = common.numbers(hidden, int, "--hidden")
+    network["noise"] = common.numbers(noise, float, "--noise")
+    training = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "schedule": schedule}
     with common.wrong_use():
         if resume and overwrite:
             raise ValueError("--resume goes on with it, --overwrite replaces it: choose one.")
-        is_table = DataConfig(name=data).is_table
-        if is_table and not target:
-            raise ValueError(f"Which column of {data} is to be predicted? Say --target NAME.")
-        if not is_table and not 0 <= split < max(1, describe(data).splits):
-            raise ValueError(f"{data} has splits 0 to {max(1, describe(data).splits) - 1}.")
         check_methods(_listed(methods))
-        data_config = DataConfig(
-            name=str(Path(data).resolve()) if is_table else data,
-            split=split,
-            validation=validation,
-            target=tuple(target or ()),
-        )
+        data_config = _data_config(data, split, validation, target or ())
         settings = CompareConfig(
             members=members, dropout=mc_dropout, samples=samples, epsilon=epsilon
         )
@@ -157,7 +148,7 @@ def compare(
         seeds=common.numbers(seeds, int, "--seeds") or (),
         methods=_listed(methods),
         covariance=covariance,
-        chosen=chosen,
+        chosen={**network, **training, "weight_decay": weight_decay},
         settings=settings,
         data_dir=data_dir,
         resume=resume,
@@ -167,12 +158,20 @@ def compare(
     )
     if as_json:
         common.show_json(result.to_json())
-        return
-    _show(result)
-    say(_covariance(result))
-    for note in result.notes:
-        say(f"Note: {note}")
-    say(f"Written to {folder / 'compare.json'}.")
+    else:
+        _show(result)
+        say("\n".join([_covariance(result), *(f"Note: {note}" for note in result.notes)]))
+        say(f"Written to {folder / 'compare.json'}.")
+
+
+def _data_config(data: str, split: int, validation: float, target: Sequence[str]) -> DataConfig:
+    is_table = DataConfig(name=data).is_table
+    if is_table and not target:
+        raise ValueError(f"Which column of {data} is to be predicted? Say --target NAME.")
+    if not is_table and not 0 <= split < max(1, describe(data).splits):
+        raise ValueError(f"{data} has splits 0 to {max(1, describe(data).splits) - 1}.")
+    name = str(Path(data).resolve()) if is_table else data
+    return DataConfig(name=name, split=split, validation=validation, target=tuple(target))
 
 
 def _listed(values: list[str] | None) -> tuple[str, ...]:
