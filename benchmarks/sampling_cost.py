@@ -18,7 +18,8 @@ import torch
 import covary
 from benchmarks import results
 from benchmarks.steps import BATCH, NOISE, WIDTHS, batch_of
-from covary.baselines import DropoutSamples, plain
+from covary.compare import DropoutSamples
+from covary.models import plain
 from covary.nn.fidelity import TrackingWarning
 from covary.runs import costs
 

@@ -24,7 +24,7 @@ import covary
 from benchmarks import memory, parity, results, tables
 from benchmarks.steps import BATCH, NOISE, batch_of, build, training_step
 from covary import data
-from covary.baselines import plain
+from covary.models import plain
 from covary.nn.fidelity import Fidelity, TrackingWarning
 from covary.runs import costs
 from covary.uncertainty.fidelity import agreement, gathered

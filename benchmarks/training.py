@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from lightning_fabric import Fabric
-from torch import Tensor, nn
+from torch import nn
 
 import covary
 from benchmarks import results, tables
@@ -38,20 +37,6 @@ MOST_OVERHEAD = 0.10
 MOST_TABLE_MB = 3000.0
 
 
-class PlainLoss(nn.Module):
-    """What ClassificationLoss does, for a network that gives a tensor."""
-
-    statistic = "accuracy"
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        out = self.net(x)
-        return F.cross_entropy(out, y), (out.detach().argmax(-1) == y).float().mean()
-
-
 def objective(kind: str) -> nn.Module:
     torch.manual_seed(0)
     pixels = torch.tensor(127.5)
@@ -59,10 +44,8 @@ def objective(kind: str) -> nn.Module:
         ("standardize", covary.nn.Standardize(pixels, pixels)),
         ("flatten", nn.Flatten()),
     ]
-    if kind == "plain":
-        return PlainLoss(nn.Sequential(OrderedDict([*front, ("net", plain(WIDTHS))])))
-    net = covary.mlp(WIDTHS, noise=NOISE, covariance=kind)
-    return ClassificationLoss(nn.Sequential(OrderedDict([*front, ("net", net)])))
+    network = plain(WIDTHS) if kind == "plain" else covary.mlp(WIDTHS, noise=NOISE, covariance=kind)
+    return ClassificationLoss(nn.Sequential(OrderedDict([*front, ("net", network)])))
 
 
 def batches() -> TensorBatches:

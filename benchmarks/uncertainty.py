@@ -20,10 +20,10 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks import results, tables
+from covary.compare import compare
 from covary.runs import DataConfig, Run, evaluate, train
 from covary.runs.attack import attack_run
 from covary.runs.attack_verdict import DEFENDED, TRAINED
-from covary.runs.compare import compare
 from covary.runs.directory import weights_digest
 from covary.runs.samples import load_data
 from covary.runs.training import resolve
@@ -100,9 +100,10 @@ def mnist() -> dict[str, Any]:
         out=folder,
         ood=MNIST_FOREIGN,
         seeds=SEEDS,
+        covariance="full",  # as the stored table says
         resume=True,
         say=lambda sentence: print(sentence, flush=True),
-    )
+    ).to_json()
     runs = [Run(folder / f"seed-{seed}" / "mnn") for seed in SEEDS]
     evaluations = [evaluated(run, MNIST_FOREIGN) for run in runs]
     kept = ("dataset", "ood", "seeds", "config", "settings", "rows", "notes", "command")

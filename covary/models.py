@@ -1,4 +1,4 @@
-"""Builders of whole networks; twins of a network with another covariance or other noise."""
+"""Builders of whole networks; twins of a network: another covariance, other noise, or plain."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import copy
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
-from typing import TypeVar
+from itertools import chain, pairwise
+from typing import TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from covary.activations import LIF, MomentActivation
 from covary.covariance import Kind, check_kind
 from covary.nn import Activation, BatchNorm1d, Dropout, Lift, Linear, Noise, Noisy
 from covary.nn.checks import check_exact_width, check_noise
+from covary.nn.layers import Function
+from covary.nn.protocol import MomentLayer, activation_of, chain_of, plain_of
 
 Network = TypeVar("Network", bound=nn.Module)
 _USUAL_NOISE = 0.2
@@ -261,9 +263,7 @@ def with_covariance(net: Network, covariance: Kind, *, exact_width: int | None =
     ``covary.nn.Lift``, and ``covary.track`` measures the corrections of a network that has none.
     """
     covariance = check_kind(covariance)
-    if any(hasattr(module, "_orig_mod") for module in net.modules()):
-        # Its twin would go on running what was compiled, and hold its covariance as before.
-        raise ValueError("with_covariance needs a network before torch.compile, not after it.")
+    _check_not_compiled(net, "with_covariance")
     twin = twin_of(net)
     lifts = [module for module in twin.modules() if isinstance(module, Lift)]
     if not lifts:
@@ -333,19 +333,125 @@ def twin_of(module: Network, known: dict[nn.Module, nn.Module] | None = None) ->
     """A copy of the tree of modules whose leaves hold the very same tensors, by the same names."""
     known = {} if known is None else known
     if module not in known:
-        # Not by copy.copy, which parametrised modules (weight norm) refuse.
-        known[module] = twin = object.__new__(type(module))
-        twin.__dict__.update(vars(module))
-        # A shallow copy shares every dictionary. Right for parameters and buffers; but children
-        # are twins themselves, and hooks are added to and removed from one network at a time.
-        for name, value in vars(module).items():
-            if isinstance(value, dict) and name not in ("_parameters", "_buffers"):
-                twin.__dict__[name] = copy.copy(value)
+        known[module] = twin = _shell(module)
         twin.__dict__["_modules"] = {
             name: None if child is None else twin_of(child, known)
             for name, child in module._modules.items()
         }
     return known[module]  # type: ignore[return-value]
+
+
+def _shell(module: Network) -> Network:
+    """A copy of a module alone: the same parameters, buffers and children."""
+    # Not by copy.copy, which parametrised modules (weight norm) refuse.
+    twin: Network = object.__new__(type(module))
+    twin.__dict__.update(vars(module))
+    # A shallow copy shares every dictionary. Right for parameters and buffers; but children may
+    # be others, and hooks are added to and removed from one network at a time.
+    for name, value in vars(module).items():
+        if isinstance(value, dict) and name not in ("_parameters", "_buffers"):
+            twin.__dict__[name] = copy.copy(value)
+    return twin
+
+
+def _check_not_compiled(net: nn.Module, function: str) -> None:
+    if any(hasattr(module, "_orig_mod") for module in net.modules()):
+        # Its twin would go on running what was compiled.
+        raise ValueError(f"{function} needs a network before torch.compile, not after it.")
+
+
+@overload
+def plain(
+    net: nn.Sequential, *, dropout: float = ..., activation: str | MomentActivation | None = ...
+) -> nn.Sequential: ...
+
+
+@overload
+def plain(
+    net: nn.Module, *, dropout: float = ..., activation: str | MomentActivation | None = ...
+) -> nn.Module: ...
+
+
+def plain(
+    net: nn.Module, *, dropout: float = 0.0, activation: str | MomentActivation | None = None
+) -> nn.Module:
+    """The conventional network of the same weights: means alone, without noise or covariance.
+
+    Parameters and buffers are shared: training either changes both. Each layer of moments says
+    itself what it is in a conventional network (``plain``), however deep it is nested. Modules
+    without any, such as a trunk in front of ``Lift``, stay as they are. In evaluation mode.
+
+    Args:
+        net: a moment neural network. An ``nn.Sequential`` within another that has layers of
+            moments is replaced by its layers. Any other module with such layers inside keeps its
+            ``forward``, which then runs on tensors; what has no conventional version is an
+            ``nn.Identity`` there.
+        dropout: probability of ``nn.Dropout`` behind each activation; what the network itself has
+            for training does not count.
+        activation: in place of the network's own. The heaviside function needs one to be trained:
+            its slope is 0, and only noise gives its mean a gradient.
+
+    Examples:
+        >>> import covary
+        >>> plain(covary.mlp([4, 8, 3]), dropout=0.1)
+        Sequential(
+          (0): Linear(in_features=4, out_features=8, bias=True)
+          (1): Function(relu)
+          (2): Dropout(p=0.1, inplace=False)
+          (3): Linear(in_features=8, out_features=3, bias=True)
+        )
+    """
+    if not 0 <= dropout < 1:
+        raise ValueError(f"plain needs a dropout probability in [0, 1), got {dropout}.")
+    _check_not_compiled(net, "plain")
+    chosen = None if activation is None else activations.get(activation)
+    layers = chain_of(net)
+    if layers is None:
+        return _as_one(_plain_layers(net, dropout, chosen)).eval()
+    found = (_plain_layers(layer, dropout, chosen) for layer in layers)
+    return nn.Sequential(*chain.from_iterable(found)).eval()
+
+
+def has_slope(net: nn.Module) -> bool:
+    """Whether the conventional network can be trained: no activation is a step, or a neuron.
+
+    Without noise a neuron is silent below threshold, and of infinite slope just above it.
+    """
+    step = activations.get("heaviside")
+    found = [activation_of(layer) for layer in net.modules()]
+    return all(each is not step and each.neuron is None for each in found if each is not None)
+
+
+def _plain_layers(
+    module: nn.Module, dropout: float, activation: MomentActivation | None
+) -> list[nn.Module]:
+    """What stands in place of a module in a conventional network: layers, one after the other."""
+    if isinstance(module, MomentLayer):
+        layer = None if isinstance(module, Dropout) else plain_of(module)
+        if layer is None:  # for covariances alone, or for another training
+            return []
+        if not isinstance(layer, Function):
+            return [layer]
+        applied = layer if activation is None else Function(activation)
+        return [applied, nn.Dropout(dropout)] if dropout else [applied]
+    if not any(isinstance(layer, MomentLayer) for layer in module.modules()):
+        return [module]
+    layers = chain_of(module)
+    if layers is not None:
+        found = (_plain_layers(layer, dropout, activation) for layer in layers)
+        return list(chain.from_iterable(found))
+    twin = _shell(module)
+    twin.__dict__["_modules"] = {
+        name: None if child is None else _as_one(_plain_layers(child, dropout, activation))
+        for name, child in module._modules.items()
+    }
+    return [twin]
+
+
+def _as_one(layers: list[nn.Module]) -> nn.Module:
+    if not layers:
+        return nn.Identity()
+    return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
 
 
 @contextmanager

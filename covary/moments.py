@@ -251,6 +251,11 @@ class Moments:
         raise TypeError(f"{name} takes a Tensor and got Moments. {_REMEDY}")
 
 
+def mean_of(out: Moments | Tensor) -> Tensor:
+    """The mean of moments; what a conventional network gives is its own mean."""
+    return out.mean if isinstance(out, Moments) else out
+
+
 def _samples(samples: Any, count: int) -> Selection:
     """What selects from a batch of so many and keeps its dimension."""
     if isinstance(samples, np.ndarray):

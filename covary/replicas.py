@@ -145,7 +145,7 @@ class ReplicaLoss(nn.Module):
     other settings of layers, such as a dropout rate, are taken as they are at the first of them.
 
     Args:
-        objectives: such as ``covary.training.RegressionLoss(net, scale)``, of one architecture.
+        objectives: such as ``covary.training.RegressionLoss(net)``, of one architecture.
     """
 
     def __init__(self, objectives: Sequence[nn.Module]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,27 @@ import torch
 from typer.testing import CliRunner
 
 from covary import runs
-from covary.baselines import Prediction
 from covary.cli import app
-from covary.cli.compare import _listed, _shown
+from covary.cli.compare import _covariance, _listed, _shown
+from covary.compare import (
+    CompareConfig,
+    Comparison,
+    Prediction,
+    Summary,
+    TrackedFidelity,
+    compare,
+    comparing,
+    method_names,
+    workshop,
+)
+from covary.compare.metrics import regression_rows
+from covary.compare.workshop import Workshop, member_seed
 from covary.data import DataError
+from covary.files import FileError
 from covary.runs import DataConfig, Run, RunError
-from covary.runs.compare import compare, method_names
-from covary.runs.compare_metrics import regression_rows, summarised
-from covary.runs.compare_training import CompareConfig, Workshop, member_seed
 from covary.runs.training import resolve
 from covary.training import Silent
 
-# The module: in covary.runs its name is that of the function.
-comparison = importlib.import_module("covary.runs.compare")
 QUICK = CompareConfig(members=2, samples=3, attacked=30)
 TINY = {"hidden": (8,), "epochs": 1, "batch_size": 128}
 
@@ -34,12 +42,12 @@ TINY = {"hidden": (8,), "epochs": 1, "batch_size": 128}
 @pytest.fixture(scope="module", autouse=True)
 def quick_timing():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison, "_ROUNDS", 1)
+        patch.setattr(comparing, "_ROUNDS", 1)
         yield
 
 
 @pytest.fixture(scope="module")
-def classified(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
+def classified(tmp_path_factory) -> tuple[Path, Comparison]:
     out = tmp_path_factory.mktemp("classified") / "it"
     data = DataConfig(name="digits")
     result = compare(data, out=out, seeds=(0, 1), chosen=TINY, settings=QUICK, ood=("digits",))
@@ -47,7 +55,7 @@ def classified(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def regressed(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
+def regressed(tmp_path_factory) -> tuple[Path, Comparison]:
     out = tmp_path_factory.mktemp("regressed") / "it"
     return out, compare(
         DataConfig(name="diabetes"), out=out, seeds=(0,), chosen=TINY, settings=QUICK
@@ -61,16 +69,16 @@ def untrained(monkeypatch):
     def fail(*_args: Any, **_kwargs: Any) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(runs.compare_training, "fit", fail)
+    monkeypatch.setattr(workshop, "fit", fail)
 
 
-def again(out: Path, data: str = "digits", **more: Any) -> dict[str, Any]:
+def again(out: Path, data: str = "digits", **more: Any) -> Comparison:
     known: dict[str, Any] = {"seeds": (0, 1), "chosen": TINY, "settings": QUICK, "resume": True}
     return compare(DataConfig(name=data), out=out, **known | more)
 
 
 def test_every_method_has_its_rows(classified, regressed):
-    found = [(row["method"], row["score"]) for row in classified[1]["rows"]]
+    found = [(row.method, row.score) for row in classified[1].rows]
     assert found == [
         ("MNN", "entropy"),
         ("MNN", "max_softmax"),
@@ -87,7 +95,7 @@ def test_every_method_has_its_rows(classified, regressed):
         ("deep ensemble, calibrated", "expected_max"),
         ("last-layer Laplace", "expected_max"),
     ]
-    assert [row["method"] for row in regressed[1]["rows"]] == [
+    assert [row.method for row in regressed[1].rows] == [
         "MNN",
         "MNN, calibrated",
         "plain, constant variance",
@@ -106,24 +114,24 @@ def test_every_method_has_its_rows(classified, regressed):
 
 def test_numbers_are_averages_over_seeds(classified):
     out, result = classified
-    assert json.loads((out / "compare.json").read_text()) == result
-    assert result["seeds"] == [0, 1]
-    assert result["config"]["model"]["hidden"] == [8]
-    assert result["versions"]["torch"]
-    for row in result["rows"]:
-        assert set(row["by_seed"]) == {"0", "1"}
-        for key, found in row["summary"].items():
-            values = [one[key] for one in row["by_seed"].values()]
-            assert found["mean"] == pytest.approx(np.mean(values))
-            assert found["stddev"] == pytest.approx(np.std(values, ddof=1))
+    assert Comparison.read(out / "compare.json") == result
+    assert result.seeds == (0, 1)
+    assert result.config.model.hidden == (8,)
+    assert result.versions["torch"]
+    for row in result.rows:
+        assert set(row.by_seed) == {"0", "1"}
+        for key, found in row.summary.items():
+            values = [one[key] for one in row.by_seed.values()]
+            assert found.mean == pytest.approx(np.mean(values))
+            assert found.stddev == pytest.approx(np.std(values, ddof=1))
         # The test set itself is not foreign.
-        assert row["summary"]["auroc_ood_digits"]["mean"] == 0.5
+        assert row.summary["auroc_ood_digits"].mean == 0.5
         for key in ("accuracy", "auroc_errors", "attack_awareness", "attack_accuracy"):
-            assert 0 <= row["summary"][key]["mean"] <= 1
+            assert 0 <= row.summary[key].mean <= 1
 
 
 def test_a_network_has_the_same_accuracy_whatever_its_score(classified):
-    rows = {(row["method"], row["score"]): row["summary"] for row in classified[1]["rows"]}
+    rows = {(row.method, row.score): row.summary for row in classified[1].rows}
     one, other = rows["MNN", "entropy"], rows["MNN", "max_softmax"]
     for key in ("accuracy", "nll", "ece", "attack_accuracy"):
         assert one[key] == other[key]
@@ -135,20 +143,112 @@ def test_a_network_has_the_same_accuracy_whatever_its_score(classified):
 
 def test_costs_count_networks(classified):
     out, result = classified
-    costs = {row["group"]: row["training_cost"] for row in result["rows"]}
+    costs = {row.group: row.training_cost for row in result.rows}
     assert costs["plain"] == 1
     assert costs["laplace"] == 1
     assert costs["ensemble"] == 2
-    assert all(row["inference_cost"] > 0 for row in result["rows"])
+    assert all(row.inference_cost > 0 for row in result.rows)
     assert json.loads((out / "costs.json").read_text())["batch"] == 128
 
 
 def test_nothing_is_done_twice(classified, untrained):
     out, result = classified
-    assert again(out, ood=("digits",))["rows"] == result["rows"]
+    assert again(out, ood=("digits",)).rows == result.rows
     fewer = again(out, seeds=(1,), methods=("plain",))
-    assert {row["group"] for row in fewer["rows"]} == {"mnn", "plain"}
-    assert fewer["rows"][0]["summary"]["accuracy"]["stddev"] is None
+    assert {row.group for row in fewer.rows} == {"mnn", "plain"}
+    assert fewer.rows[0].summary["accuracy"].stddev is None
+
+
+def test_the_moment_network_tracks_its_covariance_unless_told_otherwise(
+    classified, untrained, tmp_path
+):
+    out, result = classified
+    assert result.covariance == "tracked"
+    assert set(result.fidelity) == {"0", "1"}
+    for found in result.fidelity.values():
+        assert found.rank > 0.9
+        assert 0 <= found.error < 0.25
+    copy = tmp_path / "copy"
+    shutil.copytree(out, copy)
+    said: list[str] = []
+    full = again(copy, ood=("digits",), covariance="full", say=said.append)
+    # Only what depends on it is measured again, and nothing is trained.
+    assert said == [
+        "seed 0: measuring mnn",
+        "measuring what they cost",
+        "seed 1: measuring mnn",
+    ]
+    assert (full.covariance, full.fidelity) == ("full", {})
+    for before, after in zip(result.rows, full.rows, strict=True):
+        if before.group != "mnn":
+            assert before.by_seed == after.by_seed
+    entropy = [rows[0].summary["auroc_errors"].mean for rows in (result.rows, full.rows)]
+    assert entropy[0] == pytest.approx(entropy[1], abs=0.05)
+    with pytest.raises(ValueError, match="covariance of its own: full, tracked, diagonal"):
+        again(copy, covariance="shared")
+
+
+def test_how_good_tracked_covariances_are_is_said(classified):
+    _, result = classified
+    assert _covariance(result).startswith("MNN: tracked covariances; against exact ones")
+    good, better = (TrackedFidelity(exact_width=0, rank=0.98, error=error) for error in (0.2, 0.1))
+    said = _covariance(replace(result, fidelity={"0": better, "1": good}))
+    assert said.endswith(
+        "worst of 2 seeds: rank correlation of entropies 0.980, covariance off by 20%."
+    )
+    poor = {"0": TrackedFidelity(exact_width=0, rank=0.5, error=0.4)}
+    said = _covariance(replace(result, fidelity=poor))
+    assert said.endswith("0.500, covariance off by 40%. That is poor: take --covariance full.")
+    assert _covariance(replace(result, fidelity={}, covariance="full")) == "MNN: full covariances."
+
+
+def test_a_result_is_read_back(classified, tmp_path):
+    _, result = classified
+    assert Comparison.from_json(json.loads(json.dumps(result.to_json()))) == result
+    older = {key: v for key, v in result.to_json().items() if key not in ("covariance", "fidelity")}
+    assert Comparison.from_json(older) == replace(result, covariance=None, fidelity={})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c: c.pop("rows"), "key 'rows': missing; expected a list"),
+        (lambda c: c.update(seeds=["0"]), r"key 'seeds\[0\]': expected a whole number, got '0'"),
+        (lambda c: c.update(task="ranking"), "key 'task': expected 'classification' or 'regress"),
+        (
+            lambda c: c["rows"][1]["summary"]["nll"].update(mean="low"),
+            r"key 'rows\[1\].summary.nll.mean': expected a number, got 'low'",
+        ),
+        (lambda c: c["config"]["model"].update(trunk="oak"), "key 'config.model': Unknown trunk"),
+        (lambda c: c["settings"].update(members=0), "key 'settings': A comparison needs members"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(classified, tmp_path, change, said):
+    content = classified[1].to_json()
+    change(content)
+    path = tmp_path / "compare.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(FileError, match=said) as caught:
+        Comparison.read(path)
+    assert str(caught.value).startswith(str(path))
+    assert str(caught.value).endswith("with --resume: only what is missing is measured.")
+
+
+def test_a_damaged_file_of_a_seed_is_named(classified, tmp_path):
+    out = tmp_path / "copy"
+    shutil.copytree(classified[0], out)
+    path = out / "seed-0" / "plain.json"
+    good = json.loads(path.read_text())
+    path.write_text(json.dumps(good | {"methods": {}}))
+    with pytest.raises(FileError, match=r"plain.json, key 'methods': expected a list, got an obj"):
+        again(out)
+    path.write_text("{")
+    with pytest.raises(FileError, match=r"plain.json is not JSON"):
+        again(out)
+    path.write_text(json.dumps(good))
+    (out / "costs.json").write_text('{"batch": 128}')
+    with pytest.raises(FileError, match=r"costs.json, key 'threads': missing"):
+        again(out)
 
 
 def test_more_foreign_data_are_measured_without_training(classified, untrained, tmp_path):
@@ -158,7 +258,7 @@ def test_more_foreign_data_are_measured_without_training(classified, untrained, 
     (out / "seed-0" / "plain.json").write_text(json.dumps(kept | {"ood": []}))
     result = again(out, ood=("digits",), seeds=(0,), methods=("plain",))
     assert json.loads((out / "seed-0" / "plain.json").read_text()) == kept
-    assert result["ood"] == ["digits"]
+    assert result.ood == ("digits",)
 
 
 def test_what_was_cut_short_is_trained_to_the_same_weights(classified, tmp_path):
@@ -177,7 +277,7 @@ def test_networks_begin_with_the_weights_of_the_run(classified):
     out, _ = classified
     run = Run(out / "seed-1" / "mnn")
     dataset, _ = runs.samples.load_data(run.config().data, seed=1)
-    shop = Workshop(run, dataset, QUICK, say=print, display=Silent)
+    shop = Workshop(run, dataset, QUICK, covariance="full", say=print, display=Silent)
     torch.manual_seed(1)
     begun = run.config().model.build()
     first, other = shop.build("plain"), shop.build("plain", 1)
@@ -205,13 +305,13 @@ def test_overwriting_leaves_what_is_not_its_own(classified, tmp_path):
     out = tmp_path / "copy"
     shutil.copytree(classified[0], out)
     (out / "seed-0" / "notes.txt").write_text("mine")
-    comparison._clear(out)
+    comparing._clear(out)
     left = [path.relative_to(out) for path in out.rglob("*") if path.is_file()]
     assert left == [Path("seed-0/notes.txt")]
 
 
 def test_what_cannot_be_done_is_said_before_training(tmp_path, monkeypatch):
-    monkeypatch.setattr(comparison, "train", lambda *_, **__: pytest.fail("trained"))
+    monkeypatch.setattr(comparing, "train", lambda *_, **__: pytest.fail("trained"))
     with pytest.raises(DataError, match="no data set 'digit'"):
         again(tmp_path / "a", ood=("digit",))
     with pytest.raises(ValueError, match="Unknown schedule 'slow'"):
@@ -240,19 +340,19 @@ def test_what_cannot_be_done_replaces_nothing(classified):
 
 
 def test_regression_in_the_units_of_the_target(regressed):
-    rows = {row["method"]: row["summary"] for row in regressed[1]["rows"]}
+    rows = {row.method: row.summary for row in regressed[1].rows}
     for name, summary in rows.items():
-        assert summary["rmse"]["mean"] > 10  # of a target with a deviation of 77
+        assert summary["rmse"].mean > 10  # of a target with a deviation of 77
         if "calibrated" in name or name == "plain, constant variance":
-            assert -12 < summary["log_likelihood"]["mean"] < -4
-        assert 0 <= summary["coverage_95"]["mean"] <= 1
+            assert -12 < summary["log_likelihood"].mean < -4
+        assert 0 <= summary["coverage_95"].mean <= 1
     # The same mean, and the same order of doubt.
     for name in ("MNN", "MC dropout"):
         for key in ("rmse", "spearman_error", "aurc"):
             assert rows[name][key] == rows[f"{name}, calibrated"][key]
     assert rows["MC dropout"]["coverage_95"] != rows["MC dropout, calibrated"]["coverage_95"]
     # Of one variance for all, there is no order.
-    assert rows["plain, constant variance"]["spearman_error"]["mean"] is None
+    assert rows["plain, constant variance"]["spearman_error"].mean is None
 
 
 def test_regression_numbers_by_hand():
@@ -272,9 +372,9 @@ def test_regression_numbers_by_hand():
 
 
 def test_what_is_undefined_for_a_seed_is_left_out():
-    found = summarised([{"a": 1.0}, {"a": None}, {"a": 3.0}])
-    assert found == {"a": {"mean": 2.0, "stddev": pytest.approx(np.sqrt(2)), "seeds": 2}}
-    assert summarised([{"a": float("-inf")}])["a"] == {"mean": None, "stddev": None, "seeds": 0}
+    found = Summary.of([1.0, None, 3.0])
+    assert found == Summary(mean=2.0, stddev=pytest.approx(np.sqrt(2)), seeds=2)
+    assert Summary.of([float("-inf")]) == Summary(mean=None, stddev=None, seeds=0)
 
 
 def test_a_step_is_compared_with_relu(tmp_path):
@@ -284,7 +384,7 @@ def test_a_step_is_compared_with_relu(tmp_path):
     config = resolve(data, dataset, TINY | {"activation": "heaviside"})
     run.config_path.write_text(config.to_toml())
     run.save_network(config.model.build())
-    shop = Workshop(run, dataset, QUICK, say=print, display=Silent)
+    shop = Workshop(run, dataset, QUICK, covariance="full", say=print, display=Silent)
     assert shop.notes == [
         "A conventional heaviside network has no gradient: the conventional networks have ReLU."
     ]
@@ -309,8 +409,9 @@ def test_the_command(classified, untrained):
         assert "±" in shown.stdout
         assert "Written to" in shown.stderr
         as_json = CliRunner().invoke(app, [*command, *options, *more, "--json"])
-        rows = [row for row in result["rows"] if row["group"] != "ensemble"]
-        assert json.loads(as_json.stdout)["rows"] == rows
+        rows = [row for row in result.rows if row.group != "ensemble"]
+        assert list(Comparison.from_json(json.loads(as_json.stdout)).rows) == rows
+        assert "MNN: tracked covariances; against exact ones" in shown.stderr
     finally:
         (out / "settings.json").write_text(json.dumps(settings))
 
@@ -334,9 +435,9 @@ def test_wrong_use(arguments, said):
 def test_lists_have_commas_or_are_repeated():
     assert _listed(["a,b", " c ", ""]) == ("a", "b", "c")
     assert _listed(None) == ()
-    assert _shown({"mean": 0.98765, "stddev": 0.001}) == "0.988 ± 0.001"
-    assert _shown({"mean": 123.4, "stddev": None}) == "123.4"
-    assert _shown({"mean": None, "stddev": None}) == "undefined"
+    assert _shown(Summary(mean=0.98765, stddev=0.001, seeds=2)) == "0.988 ± 0.001"
+    assert _shown(Summary(mean=123.4, stddev=None, seeds=2)) == "123.4"
+    assert _shown(Summary(mean=None, stddev=None, seeds=2)) == "undefined"
 
 
 def test_names_are_known_by_task():

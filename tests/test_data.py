@@ -412,6 +412,15 @@ def test_a_flip_mirrors_about_half_of_the_images(dtype):
     assert 150 < sum(mirrored) < 250
 
 
+def test_augmented_images_are_cropped_and_then_flipped():
+    x = torch.as_tensor(data_files.images(10, 3, 6, 6))
+    torch.manual_seed(0)
+    found = data.augmented(x)
+    torch.manual_seed(0)
+    assert torch.equal(found, data.horizontal_flip(data.random_crop(x)))
+    assert not torch.equal(found, x)
+
+
 @pytest.mark.parametrize("change", [data.random_crop, data.horizontal_flip])
 def test_random_changes_repeat_with_the_generator_and_need_batches(change):
     x = torch.as_tensor(data_files.images(10, 3, 6, 6))

@@ -17,10 +17,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 import covary
-from covary.baselines import plain
 from covary.cli import app
 from covary.cli.fidelity import _advice, _percent
 from covary.data import DataError
+from covary.models import plain
 from covary.runs import (
     DataConfig,
     ModelConfig,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -129,6 +130,21 @@ def test_any_covariance_per_sample(net, covariance):
     assert fit(other, x)(other, x).isfinite().all()
 
 
+def test_a_score_that_cannot_be_written_leaves_the_old_one(net, tmp_path, monkeypatch):
+    path = tmp_path / "score.safetensors"
+    score = fit(net, clusters(200)[0])
+    score.save(path, weights="old")
+
+    def fail(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match=r"No space left on device.*score.safetensors"):
+        score.save(path, weights="new")
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert FittedScore.load_with(path)[1] == {"weights": "old"}
+
+
 def test_saved_and_loaded(net, tmp_path):
     x, _ = clusters(300)
     score = fit(net, x)
@@ -138,7 +154,7 @@ def test_saved_and_loaded(net, tmp_path):
     assert about == {"weights": "abc"}
     assert (again.features, again.samples) == ("moments", 300)
     (tmp_path / "other").write_bytes(b"nothing of the kind")
-    with pytest.raises(ValueError, match="no safetensors file"):
+    with pytest.raises(ValueError, match="not a readable safetensors file"):
         FittedScore.load(tmp_path / "other")
 
 

@@ -31,7 +31,7 @@ AROUND = {"reproduction", "benchmarks", "examples", "tests"}
 
 # Lower rooms know nothing of higher ones; rooms of one floor know nothing of each other.
 LIBRARY = [
-    {"settings", "linalg"},
+    {"settings", "linalg", "files"},
     {"covariance", "activations"},
     {"moments"},
     {"nn"},
@@ -44,8 +44,9 @@ LIBRARY = [
     {"graph_tracking", "recording"},
     {"attacks", "data", "training", "uncertainty"},
     {"replicas", "stochastic", "tracking"},
-    {"baselines", "verification"},
+    {"verification"},
     {"estimators", "runs"},
+    {"compare"},
     {"report"},
     {"cli"},
     {"__main__"},

@@ -8,8 +8,7 @@ from torch import nn
 
 import covary
 from covary import activations
-from covary.baselines import has_slope, plain
-from covary.models import noise_of
+from covary.models import has_slope, noise_of, plain
 from covary.nn import BatchNorm1d, Drawn, Lift, Linear, MomentLayer, Noise, Noisy, ReLU, Rescale
 from covary.stochastic import Chain, sample_steady
 from covary.training import RegressionLoss
@@ -231,3 +230,84 @@ def test_named_activations_are_classes(name):
     before = Linear(4, 3)(Lift(0.5)(torch.randn(2, 4)))
     same = covary.nn.Activation(layer.activation)(before)
     assert torch.equal(layer(before).covariance_matrix, same.covariance_matrix)
+
+
+class Block(nn.Module):
+    """A module of one's own with layers of moments inside, some of them nested."""
+
+    def __init__(self):
+        super().__init__()
+        self.noise = Noise(0.2)
+        self.hidden = nn.Sequential(Linear(8, 6), nn.Sequential(Noise(0.1), ReLU()))
+        self.branches = nn.ModuleList([Linear(6, 6), covary.nn.Dropout(0.5)])
+        self.missing = None
+        self.out = covary.nn.Tanh()
+
+    def forward(self, x):
+        x = self.hidden(self.noise(x))
+        for branch in self.branches:
+            x = branch(x)
+        return self.out(x)
+
+
+def deep():
+    torch.manual_seed(0)
+    trunk = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
+    inner = nn.Sequential(Lift(0.3), nn.Sequential(Linear(3, 8), nn.Sequential(ReLU())))
+    return nn.Sequential(trunk, nn.Sequential(inner), Block(), Linear(6, 2)).eval()
+
+
+def by_hand(net, x):
+    """The conventional network of ``deep``, layer after layer."""
+    _, (inner,), block, last = net
+    x = inner[1][0].plain()(net[0](x)).relu()
+    x = block.branches[0].plain()(block.hidden[0].plain()(x).relu()).tanh()
+    return last.plain()(x)
+
+
+def test_layers_are_conventional_however_deep_they_are():
+    net, x = deep(), torch.randn(5, 4)
+    conventional = plain(net)
+    torch.testing.assert_close(conventional(x), by_hand(net, x))
+    quiet = covary.with_noise(net, 0.0)(x)
+    torch.testing.assert_close(conventional(x), quiet.mean)
+    assert not any(isinstance(layer, MomentLayer) for layer in conventional.modules())
+    assert conventional[0] is net[0]  # a trunk stays as it is
+    assert isinstance(net[2].hidden[0], Linear)  # and so does the network itself
+    assert isinstance(net(x), covary.Moments)
+
+
+def test_deep_layers_share_their_weights():
+    net, x = deep(), torch.randn(5, 4)
+    conventional = plain(net)
+    assert {id(each) for each in net.parameters()} == {id(e) for e in conventional.parameters()}
+    conventional(x).sum().backward()
+    assert net[2].hidden[0].weight.grad is not None
+    with torch.no_grad():
+        net[2].branches[0].weight.mul_(2)
+    torch.testing.assert_close(conventional(x), by_hand(net, x))
+
+
+def test_dropout_and_another_activation_reach_deep_layers():
+    net, x = deep(), torch.randn(5, 4)
+    dropping = plain(net, dropout=0.3)
+    assert [layer.p for layer in dropping.modules() if isinstance(layer, nn.Dropout)] == [0.3] * 3
+    torch.testing.assert_close(dropping(x), plain(net)(x))
+    assert not torch.equal(dropping.train()(x), plain(net)(x))
+    found = plain(net, activation="sigmoid")
+    names = [repr(layer) for layer in found.modules() if type(layer).__name__ == "Function"]
+    assert names == ["Function(sigmoid)"] * 3
+
+
+def test_a_module_of_ones_own_has_a_conventional_version():
+    block, x = deep()[2], torch.randn(5, 8)
+    conventional = plain(block)
+    assert type(conventional) is Block
+    expected = block.branches[0].plain()(block.hidden[0].plain()(x).relu()).tanh()
+    torch.testing.assert_close(conventional(x), expected)
+    assert isinstance(plain(Linear(3, 2)), nn.Linear)
+    assert isinstance(plain(Noise(0.1)), nn.Identity)
+    layer = nn.Linear(2, 2)
+    assert plain(nn.Sequential(layer, nn.ReLU(), layer))[2] is layer
+    with pytest.raises(ValueError, match=r"plain needs a network before torch.compile"):
+        plain(torch.compile(deep()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,12 +12,13 @@ import typer
 from covary.cli import common, options
 from covary.cli.common import DataDir, Debug, Json, reported, say
 from covary.cli.options import NETWORK, option
+from covary.compare import CompareConfig, Comparison, Summary, method_names
+from covary.compare import compare as compare_methods
+from covary.compare.groups import check_methods
+from covary.compare.metrics import ood_key
 from covary.data import describe
-from covary.runs.compare import compare as compare_methods
-from covary.runs.compare import method_names
-from covary.runs.compare_metrics import ood_key
-from covary.runs.compare_training import CompareConfig
-from covary.runs.config import DataConfig
+from covary.nn.fidelity import Row as FidelityRow
+from covary.runs.config import PER_SAMPLE, DataConfig
 from covary.training import Silent, terminal_or_lines
 
 _OTHERS = "Methods compared with"
@@ -23,46 +26,75 @@ _TASKS = ("classification", "regression")
 _USUAL = CompareConfig()
 
 
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Folder.", show_default="runs/compare-DATA")
+]
+Ood = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ood", help="Out-of-distribution data, known sets or tables; with commas, or repeated."
+    ),
+]
+Seeds = Annotated[
+    str, typer.Option("--seeds", help="Each trains all networks anew, such as 0,1,2.")
+]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--methods",
+        help="What to compare with: "
+        + "; ".join(f"{task}: {', '.join(method_names(task)[1:])}" for task in _TASKS)
+        + ". With commas, or repeated; not given: all.",
+    ),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the comparison in the folder, if any.")
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the comparison in the folder.")
+]
+Activation = Annotated[
+    str | None,
+    option(
+        NETWORK,
+        "--activation",
+        "Of all networks; conventional ones have relu in place of heaviside.",
+    ),
+]
+CovarianceKind = Annotated[
+    str,
+    option(
+        NETWORK,
+        "--covariance",
+        f"How the moment network holds its own when measured: {', '.join(PER_SAMPLE)}.",
+    ),
+]
+Target = Annotated[
+    list[str] | None,
+    option("Tables", "--target", "Column of a table to predict; repeat for several."),
+]
+Ensemble = Annotated[int, option(_OTHERS, "--members", "Networks of a deep ensemble.", min=1)]
+McDropout = Annotated[float, option(_OTHERS, "--mc-dropout", "Probability of Monte Carlo dropout.")]
+Masks = Annotated[int, option(_OTHERS, "--samples", "Dropout masks per prediction.", min=1)]
+Epsilon = Annotated[
+    float, option(_OTHERS, "--epsilon", "Size of the attack, in ranges of a pixel.")
+]
+
+
 @reported
 def compare(
     data: options.Data,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Folder.", show_default="runs/compare-DATA"),
-    ] = None,
-    ood: Annotated[
-        list[str] | None,
-        typer.Option("--ood", help="Foreign data, known sets or tables; with commas, or repeated."),
-    ] = None,
-    seeds: Annotated[
-        str, typer.Option("--seeds", help="Each trains all networks anew, such as 0,1,2.")
-    ] = "0,1,2",
-    methods: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--methods",
-            help="What to compare with: "
-            + "; ".join(f"{task}: {', '.join(method_names(task)[1:])}" for task in _TASKS)
-            + ". With commas, or repeated; not given: all.",
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the comparison in the folder, if any.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the comparison in the folder.")
-    ] = False,
+    out: Out = None,
+    ood: Ood = None,
+    seeds: Seeds = "0,1,2",
+    methods: Methods = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
     hidden: options.Hidden = None,
     trunk: options.Trunk = None,
-    activation: Annotated[
-        str | None,
-        option(
-            NETWORK,
-            "--activation",
-            "Of all networks; conventional ones have relu in place of heaviside.",
-        ),
-    ] = None,
+    activation: Activation = None,
     noise: options.Noise = None,
+    covariance: CovarianceKind = "tracked",
     epochs: options.Epochs = None,
     batch_size: options.BatchSize = None,
     lr: options.LearningRate = None,
@@ -70,22 +102,11 @@ def compare(
     schedule: options.Schedule = None,
     validation: options.Validation = 0.1,
     split: options.Split = 0,
-    target: Annotated[
-        list[str] | None,
-        option("Tables", "--target", "Column of a table to predict; repeat for several."),
-    ] = None,
-    members: Annotated[
-        int, option(_OTHERS, "--members", "Networks of a deep ensemble.", min=1)
-    ] = _USUAL.members,
-    mc_dropout: Annotated[
-        float, option(_OTHERS, "--mc-dropout", "Probability of Monte Carlo dropout.")
-    ] = _USUAL.dropout,
-    samples: Annotated[
-        int, option(_OTHERS, "--samples", "Dropout masks per prediction.", min=1)
-    ] = _USUAL.samples,
-    epsilon: Annotated[
-        float, option(_OTHERS, "--epsilon", "Size of the attack, in ranges of a pixel.")
-    ] = _USUAL.epsilon,
+    target: Target = None,
+    members: Ensemble = _USUAL.members,
+    mc_dropout: McDropout = _USUAL.dropout,
+    samples: Masks = _USUAL.samples,
+    epsilon: Epsilon = _USUAL.epsilon,
     data_dir: DataDir = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -96,7 +117,9 @@ def compare(
     ensemble and a Bayesian last layer; in regression also networks with a variance of their own.
     What needs fitting beyond the weights is fitted on held-out training data. Numbers are averages
     over the seeds, with standard deviations. All is kept in the folder: with --resume, what was
-    trained or measured is not done again, also where there are more seeds, methods or foreign data.
+    trained or measured is not done again, also where there are more seeds, methods or
+    out-of-distribution data. The moment network tracks its covariance, and how close that is to
+    exact ones is printed; --covariance full computes exact ones.
 
     Examples:
 
@@ -105,37 +128,15 @@ def compare(
     - `covary compare digits --methods plain,ensemble --epochs 20 --json`
     - `covary compare houses.csv --target price --resume`
     """
-    chosen = {
-        "hidden": common.numbers(hidden, int, "--hidden"),
-        "trunk": trunk,
-        "activation": activation,
-        "noise": common.numbers(noise, float, "--noise"),
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "lr": lr,
-        "weight_decay": weight_decay,
-        "schedule": schedule,
-    }
+    network: dict[str, Any] = {"trunk": trunk, "activation": activation}
+    network["hidden"] = common.numbers(hidden, int, "--hidden")
+    network["noise"] = common.numbers(noise, float, "--noise")
+    training = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "schedule": schedule}
     with common.wrong_use():
         if resume and overwrite:
             raise ValueError("--resume goes on with it, --overwrite replaces it: choose one.")
-        is_table = DataConfig(name=data).is_table
-        if is_table and not target:
-            raise ValueError(f"Which column of {data} is to be predicted? Say --target NAME.")
-        if not is_table and not 0 <= split < max(1, describe(data).splits):
-            raise ValueError(f"{data} has splits 0 to {max(1, describe(data).splits) - 1}.")
-        known = {name for task in _TASKS for name in method_names(task)}
-        unknown = [name for name in _listed(methods) if name not in known]
-        if unknown:
-            raise ValueError(
-                f"Unknown method {unknown[0]!r}; known are {', '.join(sorted(known))}."
-            )
-        data_config = DataConfig(
-            name=str(Path(data).resolve()) if is_table else data,
-            split=split,
-            validation=validation,
-            target=tuple(target or ()),
-        )
+        check_methods(_listed(methods))
+        data_config = _data_config(data, split, validation, target or ())
         settings = CompareConfig(
             members=members, dropout=mc_dropout, samples=samples, epsilon=epsilon
         )
@@ -146,7 +147,8 @@ def compare(
         ood=_listed(ood),
         seeds=common.numbers(seeds, int, "--seeds") or (),
         methods=_listed(methods),
-        chosen=chosen,
+        covariance=covariance,
+        chosen={**network, **training, "weight_decay": weight_decay},
         settings=settings,
         data_dir=data_dir,
         resume=resume,
@@ -155,12 +157,21 @@ def compare(
         display=Silent if as_json else lambda: terminal_or_lines(common.voice),
     )
     if as_json:
-        common.show_json(result)
-        return
-    _show(result)
-    for note in result["notes"]:
-        say(f"Note: {note}")
-    say(f"Written to {folder / 'compare.json'}.")
+        common.show_json(result.to_json())
+    else:
+        _show(result)
+        say("\n".join([_covariance(result), *(f"Note: {note}" for note in result.notes)]))
+        say(f"Written to {folder / 'compare.json'}.")
+
+
+def _data_config(data: str, split: int, validation: float, target: Sequence[str]) -> DataConfig:
+    is_table = DataConfig(name=data).is_table
+    if is_table and not target:
+        raise ValueError(f"Which column of {data} is to be predicted? Say --target NAME.")
+    if not is_table and not 0 <= split < max(1, describe(data).splits):
+        raise ValueError(f"{data} has splits 0 to {max(1, describe(data).splits) - 1}.")
+    name = str(Path(data).resolve()) if is_table else data
+    return DataConfig(name=name, split=split, validation=validation, target=tuple(target))
 
 
 def _listed(values: list[str] | None) -> tuple[str, ...]:
@@ -169,24 +180,23 @@ def _listed(values: list[str] | None) -> tuple[str, ...]:
     return tuple(part for part in parts if part)
 
 
-def _show(result: dict[str, Any]) -> None:
+def _show(result: Comparison) -> None:
     """Two tables: what each method predicts and costs, and what each score finds."""
-    classify = result["task"] == "classification"
-    over = f"{len(result['seeds'])} seeds" if len(result["seeds"]) > 1 else "1 seed"
+    over = f"{len(result.seeds)} seeds" if len(result.seeds) > 1 else "1 seed"
     predicts = (
         {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
-        if classify
+        if result.task == "classification"
         else {"rmse": "RMSE", "log_likelihood": "log-likelihood", "coverage_95": "95% coverage"}
     )
-    methods = {row["method"]: row for row in result["rows"]}
+    methods = {row.method: row for row in result.rows}
     common.show_table(
-        f"{result['dataset']}, {over}: predictions, and cost in those of the plain network",
+        f"{result.dataset}, {over}: predictions, and cost in those of the plain network",
         ["", *predicts.values(), "training", "inference"],
         [
             [
                 name,
-                *(_shown(row["summary"].get(key)) for key in predicts),
-                *(_times(row[key]) for key in ("training_cost", "inference_cost")),
+                *(_shown(row.summary.get(key)) for key in predicts),
+                *(_times(cost) for cost in (row.training_cost, row.inference_cost)),
             ]
             for name, row in methods.items()
         ],
@@ -194,30 +204,48 @@ def _show(result: dict[str, Any]) -> None:
     finds = {
         "auroc_errors": "errors",
         "spearman_error": "|error|, Spearman",
-        **{ood_key(part): part for part in result["ood"]},
+        **{ood_key(part): part for part in result.ood},
         "attack_awareness": "attacks",
         "aurc": "AURC",
     }
-    there = result["rows"][0]["summary"]
+    there = result.rows[0].summary
     finds = {key: title for key, title in finds.items() if key in there}
     common.show_table(
-        f"{result['dataset']}, {over}: what scores find (AUROC, if nothing else is said)",
+        f"{result.dataset}, {over}: what scores find (AUROC, if nothing else is said)",
         ["", "score", *finds.values()],
         [
-            [row["method"], row["score"], *(_shown(row["summary"].get(key)) for key in finds)]
-            for row in result["rows"]
+            [row.method, row.score, *(_shown(row.summary.get(key)) for key in finds)]
+            for row in result.rows
         ],
         left=2,
     )
 
 
-def _shown(found: dict[str, float | None] | None) -> str:
+def _covariance(result: Comparison) -> str:
+    """How the moment network held its covariance, and how good that is where it was tracked."""
+    found = [
+        FidelityRow(
+            each.exact_width,
+            math.nan if each.rank is None else each.rank,
+            math.inf if each.error is None else each.error,
+        )
+        for each in result.fidelity.values()
+    ]
+    if not found:
+        return f"MNN: {result.covariance} covariances."
+    worst = max(found, key=lambda row: row.error)
+    of = f", worst of {len(found)} seeds" if len(found) > 1 else ""
+    said = f"MNN: tracked covariances; against exact ones, on training inputs{of}: {worst}."
+    return f"{said} That is poor: take --covariance full." if worst.is_poor else said
+
+
+def _shown(found: Summary | None) -> str:
     """An average with its standard deviation, in as many digits as fit their size."""
-    if found is None or found["mean"] is None:
+    if found is None or found.mean is None:
         return "undefined"
-    mean, spread = found["mean"], found["stddev"]
-    digits = 5 if abs(mean) < 0.02 else 3 if abs(mean) < 100 else 1
-    return f"{mean:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
+    digits = 5 if abs(found.mean) < 0.02 else 3 if abs(found.mean) < 100 else 1
+    spread = "" if found.stddev is None else f" ± {found.stddev:.{digits}f}"
+    return f"{found.mean:.{digits}f}{spread}"
 
 
 def _times(value: float | None) -> str:

@@ -1,6 +1,6 @@
 """Data: named sets with checked files, tables of one's own, and random changes to images."""
 
-from covary.data.augment import horizontal_flip, random_crop
+from covary.data.augment import augmented, horizontal_flip, random_crop
 from covary.data.dataset import DataError, Dataset
 from covary.data.entry import Entry
 from covary.data.schema import Column, Schema
@@ -14,6 +14,7 @@ __all__ = [
     "Entry",
     "Schema",
     "Status",
+    "augmented",
     "describe",
     "fetch",
     "horizontal_flip",

@@ -36,6 +36,11 @@ def horizontal_flip(x: Tensor, generator: torch.Generator | None = None) -> Tens
     return torch.where(flipped.to(x.device).view(-1, 1, 1, 1), x.flip(-1), x)
 
 
+def augmented(x: Tensor) -> Tensor:
+    """What ``--augment`` does to a batch of images (B, C, H, W): a random crop, and then a flip."""
+    return horizontal_flip(random_crop(x))
+
+
 def _check(x: Tensor) -> None:
     if x.ndim != 4:
         raise ValueError(f"expected a batch of images (B, C, H, W), got shape {tuple(x.shape)}.")

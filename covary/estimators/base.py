@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from covary import activations
 from covary.activations import MomentActivation
-from covary.baselines import Mixture
 from covary.covariance import Full
 from covary.estimators.folds import Part, cross_validation, one_part
 from covary.estimators.standardized import Standardized
@@ -25,7 +24,7 @@ from covary.models import Network, mlp, with_covariance
 from covary.moments import Moments
 from covary.replicas import ReplicaBatches, ReplicaLoss
 from covary.training import Display, TrainingConfig, fit, terminal_or_lines
-from covary.uncertainty.calibration import combined
+from covary.uncertainty.calibration import Mixture, combined
 from covary.uncertainty.fidelity import gathered
 
 # What noise="auto" chooses from: standard deviations, in those of the standardised inputs.

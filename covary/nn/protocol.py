@@ -74,7 +74,7 @@ class Drawn:
 class MomentLayer(Protocol):
     """A layer that takes or gives Moments. Any ``nn.Module`` with these two methods is one.
 
-    ``covary.stochastic`` simulates it, ``covary.baselines.plain`` has its conventional version, and
+    ``covary.stochastic`` simulates it, ``covary.models.plain`` has its conventional version, and
     ``covary.uncertainty`` finds weights and activations by them. Modules without these methods
     are conventional layers.
     """
@@ -87,6 +87,17 @@ class MomentLayer(Protocol):
 
     def drawn(self) -> Drawn:
         """What the layer does to a drawn value, in evaluation; of tensors that are there now."""
+
+
+def chain_of(module: nn.Module) -> list[nn.Module] | None:
+    """The layers of a module that applies them one after the other; None for any other module.
+
+    That is an ``nn.Sequential``, unless it has a ``forward`` of its own.
+    """
+    if type(module).forward is not nn.Sequential.forward:
+        return None
+    # Not by children(), which leave out a layer that is there twice.
+    return [layer for layer in module._modules.values() if layer is not None]
 
 
 def plain_of(layer: nn.Module) -> nn.Module | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from covary.moments import Moments
+from covary.moments import Moments, mean_of
 from covary.nn.checks import check_moments
-from covary.nn.protocol import Drawn, each_row
+from covary.nn.protocol import Drawn, chain_of, each_row
 from covary.settings import covariance_grad
 
 
@@ -67,6 +67,14 @@ class Rescale(nn.Module):
         with covariance_grad():
             return Moments(mean, moments.cov.scale(self.scale.expand(1, mean.shape[-1])))
 
+    def undone(self, out: Moments | Tensor) -> Moments | Tensor:
+        """What came in, Moments or a tensor (B, t), from what came out."""
+        mean = (mean_of(out) - self.shift) / self.scale
+        if isinstance(out, Tensor):
+            return mean
+        with covariance_grad():
+            return Moments(mean, out.cov.scale((1 / self.scale).expand(1, mean.shape[-1])))
+
     def plain(self) -> Rescaled:
         """The same for tensors."""
         return Rescaled(self)
@@ -91,15 +99,42 @@ def before_units(net: nn.Module) -> tuple[list[nn.Module], Rescale | None]:
     """The layers of a network without the one that gives outputs their units, and that one.
 
     It is the last layer, ``Rescale`` or its conventional version, of an ``nn.Sequential``, or of
-    one that is the last of another. Of other modules nobody knows which of their layers is the
-    last; they count as one layer, without units.
+    one that is the last of another. Any other module, a compiled one too, counts as one layer,
+    without units.
     """
-    if isinstance(net, nn.Sequential) and len(net):
-        *layers, last = net
-        before, units = before_units(last)
+    layers = chain_of(net)
+    if layers and net._compiled_call_impl is None:
+        before, units = before_units(layers.pop())
         return [*layers, *before], units
     last = net.layer if isinstance(net, Rescaled) else net
     return ([], last) if isinstance(last, Rescale) else ([net], None)
+
+
+def units_of(net: nn.Module) -> Rescale | None:
+    """The layer that gives a network's outputs their units, also where the network is compiled."""
+    last = _last_layer(net)
+    last = last.layer if isinstance(last, Rescaled) else last
+    return last if isinstance(last, Rescale) else None
+
+
+def check_units(net: nn.Module, loss: str) -> None:
+    """Refuse a network that hides a ``Rescale`` where nobody can see if it is the last layer."""
+    last = _last_layer(net)
+    if units_of(last) is None and any(isinstance(layer, Rescale) for layer in last.modules()):
+        raise ValueError(
+            f"{loss} takes errors in the units before a network's last Rescale, and cannot see "
+            f"whether the one within {type(last).__name__} is the last layer. Give it an "
+            "nn.Sequential that ends with the Rescale, or a network without one and standardised "
+            "targets."
+        )
+
+
+def _last_layer(net: nn.Module) -> nn.Module:
+    """The last layer that can be seen: within ``nn.Sequential``s and what torch.compile wraps."""
+    if hasattr(net, "_orig_mod"):
+        return _last_layer(net._orig_mod)  # type: ignore[arg-type]
+    layers = chain_of(net)
+    return _last_layer(layers[-1]) if layers else net
 
 
 def _usable(scale: Tensor, layer: str) -> Tensor:

@@ -1,7 +1,6 @@
 """Runs: a folder with everything that made a trained network, and what came of it."""
 
 from covary.runs.attack import attack_run
-from covary.runs.compare import compare
 from covary.runs.config import DataConfig, ModelConfig, RunConfig
 from covary.runs.directory import Run, RunError
 from covary.runs.evaluation import evaluate
@@ -18,7 +17,6 @@ __all__ = [
     "RunError",
     "attack_run",
     "calibrate",
-    "compare",
     "evaluate",
     "measure_fidelity",
     "train",

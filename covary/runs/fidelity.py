@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from covary.baselines import plain
-from covary.models import with_covariance
+from covary.models import plain, with_covariance
 from covary.moments import Moments
 from covary.nn.fidelity import Fidelity
 from covary.runs import costs

@@ -254,7 +254,7 @@ def _augmentation(config: RunConfig, dataset: Dataset) -> Callable[[Tensor], Ten
         return None
     if not dataset.is_image:
         raise DataError(f"--augment is for images, and {dataset.name} is a table.")
-    return lambda x: data.horizontal_flip(data.random_crop(x))
+    return data.augmented
 
 
 def _validation(

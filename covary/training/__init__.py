@@ -7,7 +7,7 @@ from covary.training.display import Display, Silent, terminal_or_lines
 from covary.training.errors import DivergedError, StoppedError
 from covary.training.log import MetricsLog
 from covary.training.loop import fit
-from covary.training.objectives import ClassificationLoss, RegressionLoss
+from covary.training.objectives import ClassificationLoss, GaussianLikelihood, RegressionLoss
 
 __all__ = [
     "Batches",
@@ -15,6 +15,7 @@ __all__ = [
     "ClassificationLoss",
     "Display",
     "DivergedError",
+    "GaussianLikelihood",
     "MetricsLog",
     "RegressionLoss",
     "Silent",

@@ -1,21 +1,29 @@
-"""Objectives of training: losses of the network's mean alone, as SMUC asks."""
+"""Losses of networks, conventional ones and those of Moments: (x, y) -> loss and one statistic.
+
+Losses are modules, with the network inside, so that engines which wrap modules (for several
+devices, say) see tensors come out and not Moments.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covary.moments import Moments
-from covary.nn.units import before_units
+from covary.moments import Moments, mean_of
+from covary.nn.units import before_units, check_units, units_of
+from covary.settings import supervise_covariance
+
+# Of standardised targets: a variance of 0 has no likelihood.
+LEAST_VARIANCE = 1e-6
 
 
 class ClassificationLoss(nn.Module):
-    """(x, y) -> cross-entropy of the network's mean, and the fraction it gets right.
+    """(x, y) -> cross-entropy of the network's mean or logits, and the fraction it gets right.
 
-    Losses are modules, with the network inside, so that engines which wrap modules (for several
-    devices, say) see tensors come out and not Moments.
+    Of a network that gives ``Moments`` the mean alone is trained: SMUC.
     """
 
     statistic = "accuracy"
@@ -26,9 +34,9 @@ class ClassificationLoss(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and accuracy, scalars, of inputs (B, ...) and labels (B,)."""
-        out: Moments = self.net(x)
-        right = out.mean.detach().argmax(-1) == y
-        return F.cross_entropy(out.mean, y), right.float().mean()
+        mean = mean_of(self.net(x))
+        right = mean.detach().argmax(-1) == y
+        return F.cross_entropy(mean, y), right.float().mean()
 
 
 class RegressionLoss(nn.Module):
@@ -36,24 +44,62 @@ class RegressionLoss(nn.Module):
 
     Where the last layer is a ``covary.nn.Rescale``, also of nested ``nn.Sequential``s, the error is
     taken before it, against targets standardised alike: so targets of any size and offset are
-    learnt alike, and are not rounded to what float32 has left of them. Which layer of another
-    module is the last is not known: its error is taken in the target's units.
+    learnt alike, and are not rounded to what float32 has left of them. Of a compiled network the
+    rescaling is undone instead; with a ``Rescale`` in float64 that rounds nothing either. A
+    ``Rescale`` within a module of another class is an error: whether it is the last layer is not
+    known. Of a network without any, the error is that of its outputs as they are.
     """
 
     statistic = "mae"
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
+        check_units(net, "RegressionLoss")
         self.net = net
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Loss, and mean absolute error in the target's units, of (B, ...) and (B, t)."""
-        layers, units = before_units(self.net)
-        out: Any = x
-        for layer in layers:
-            out = layer(out)
-        if units is not None:
-            y = (y - units.shift) / units.scale
-        gap = out.mean - y.to(out.mean.dtype)
-        error = gap.detach() if units is None else gap.detach() * units.scale
-        return gap.square().mean(), error.abs().mean().to(gap.dtype)
+        out, y, scale = _standardised(self.net, x, y)
+        mean = mean_of(out)
+        gap = mean - y.to(mean.dtype)
+        return gap.square().mean(), (gap.detach() * scale).abs().mean().to(gap.dtype)
+
+
+class GaussianLikelihood(nn.Module):
+    """(x, y) -> negative log-likelihood of standardised targets, by means and variances.
+
+    For networks that give ``Moments``. Gradients flow through the covariance too: in a moment
+    neural network this is SMSC, supervised mean and supervised covariance. Units are those of
+    ``RegressionLoss``.
+    """
+
+    statistic = "mae"
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        check_units(net, "GaussianLikelihood")
+        self.net = net
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss in nats per target, and mean absolute error in the target's units."""
+        with supervise_covariance():
+            moments: Moments
+            moments, y, scale = _standardised(self.net, x, y)
+            variance = moments.variance.clamp(min=LEAST_VARIANCE)
+        gap = moments.mean - y.to(moments.mean.dtype)
+        loss = 0.5 * (gap.square() / variance + (2 * math.pi * variance).log())
+        return loss.mean(), (gap.detach() * scale).abs().mean().to(gap.dtype)
+
+
+def _standardised(net: nn.Module, x: Tensor, y: Tensor) -> tuple[Any, Tensor, Tensor | float]:
+    """What a network gives before its outputs get their units, targets alike, and the units."""
+    layers, units = before_units(net)
+    out: Any = x
+    for layer in layers:
+        out = layer(out)
+    if units is None:
+        units = units_of(net)
+        if units is None:
+            return out, y, 1.0
+        out = units.undone(out)
+    return out, (y - units.shift) / units.scale, units.scale

@@ -338,6 +338,20 @@ def combined(members: Moments | Sequence[Moments]) -> Moments:
     return _formed(mean, matrices.mean(0) + spread)
 
 
+class Mixture(nn.Module):
+    """An ensemble of networks that give ``Moments`` as one: ``combined`` of what they give."""
+
+    def __init__(self, nets: Sequence[nn.Module]) -> None:
+        super().__init__()
+        if not nets:
+            raise ValueError("An ensemble needs at least one network, got none.")
+        self.nets = nn.ModuleList(nets)
+
+    def forward(self, x: Tensor) -> Moments:
+        """Inputs (B, ...) -> Moments (B, n)."""
+        return combined([net(x) for net in self.nets])
+
+
 def _formed(mean: Tensor, matrix: Tensor) -> Moments:
     return Moments(mean, Full(matrix, added=matrix.new_zeros(1, 1)))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from covary.models import noise_of, with_covariance, with_noise
-from covary.moments import Moments
+from covary.moments import Moments, mean_of
 from covary.nn import Lift
 from covary.nn.protocol import activation_of, plain_of
 
@@ -97,11 +97,6 @@ def _hooked(
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def mean_of(out: Moments | Tensor) -> Tensor:
-    """The mean of moments; what a conventional network gives is its own mean."""
-    return out.mean if isinstance(out, Moments) else out
 
 
 def of_moments(seen: Watched[Moments], out: Moments) -> Tensor:

@@ -8,11 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covary.baselines.objectives import LEAST_VARIANCE
 from covary.covariance import Diagonal
 from covary.moments import Moments
 from covary.nn.units import before_units
-from covary.uncertainty.calibration import combined
+from covary.training.objectives import LEAST_VARIANCE
 
 
 class Members(nn.Module):
@@ -75,20 +74,6 @@ class Spread(nn.Module):
         """Moments (B, t) without correlations."""
         outputs: Tensor = self.draws(x)
         return Moments(outputs.mean(0), Diagonal(outputs.var(0, correction=0)))
-
-
-class Mixture(nn.Module):
-    """The moments of an ensemble of networks that give ``Moments``, themselves combined."""
-
-    def __init__(self, nets: Sequence[nn.Module]) -> None:
-        super().__init__()
-        if not nets:
-            raise ValueError("An ensemble needs at least one network, got none.")
-        self.nets = nn.ModuleList(nets)
-
-    def forward(self, x: Tensor) -> Moments:
-        """Mean of means; mean of covariances plus the spread of the means."""
-        return combined([net(x) for net in self.nets])
 
 
 class GaussianHead(nn.Module):

@@ -2,65 +2,37 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from covary import data
-from covary.baselines import (
-    CrossEntropy,
-    GaussianLikelihood,
-    SquaredError,
-    has_slope,
-    plain,
-    with_variance_head,
-)
+from covary.compare.comparison import CompareConfig, TrackedFidelity
+from covary.compare.networks import with_variance_head
 from covary.data import Dataset
-from covary.models import with_covariance
-from covary.runs.config import RunConfig
+from covary.files import read_json, read_tensors, write_json
+from covary.models import has_slope, plain, with_covariance
 from covary.runs.directory import Run, RunError
+from covary.runs.records import to_json
 from covary.runs.samples import validation_rows
-from covary.training import Checkpoint, Display, MetricsLog, TensorBatches, fit
-from covary.training.checkpoint import read, write_atomically
-from covary.training.log import without_nan
+from covary.runs.tracking import known_or_measured
+from covary.training import (
+    Checkpoint,
+    ClassificationLoss,
+    Display,
+    GaussianLikelihood,
+    MetricsLog,
+    RegressionLoss,
+    TensorBatches,
+    fit,
+)
 
 KINDS = ("plain", "dropout", "gaussian", "smsc")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareConfig:
-    """What a comparison fixes for the methods beside the moment neural network.
-
-    Attributes:
-        members: networks of a deep ensemble.
-        dropout: probability of Monte Carlo dropout, in training and in use.
-        samples: dropout masks per prediction.
-        epsilon: how far an attack moves a pixel, as a fraction of its range.
-        attacked: test images that are attacked, the first so many.
-    """
-
-    members: int = 5
-    dropout: float = 0.1
-    samples: int = 30
-    epsilon: float = 0.1
-    attacked: int = 1000
-
-    def __post_init__(self) -> None:
-        for name in ("members", "samples", "attacked"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"A comparison needs {name} >= 1, got {getattr(self, name)}.")
-        if not 0 < self.dropout < 1:
-            raise ValueError(
-                f"Monte Carlo dropout needs a probability between 0 and 1, got {self.dropout}."
-            )
-        if not 0 < self.epsilon <= 1:
-            raise ValueError(f"epsilon is a fraction in (0, 1] of a range, got {self.epsilon}.")
 
 
 def member_seed(seed: int, member: int) -> int:
@@ -80,6 +52,7 @@ class Workshop:
         run: the trained moment neural network.
         dataset: its data.
         settings: of the comparison.
+        covariance: how the moment network holds its own where it is compared.
         say: told what is being trained.
         display: makes what shows a training's progress.
     """
@@ -90,11 +63,13 @@ class Workshop:
         dataset: Dataset,
         settings: CompareConfig,
         *,
+        covariance: str,
         say: Callable[[str], None],
         display: Callable[[], Display],
     ) -> None:
         self.run, self.dataset, self.settings = run, dataset, settings
-        self.config = run.config()
+        self.config, self.covariance = run.config(), covariance
+        self.fidelity: TrackedFidelity | None = None
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self._say, self._display = say, display
         self.notes: list[str] = []
@@ -118,8 +93,19 @@ class Workshop:
         return self.config.model.task == "classification"
 
     def moment_network(self) -> nn.Sequential:
-        """The run's own, as it was trained."""
-        return self.run.network().to(self.device)
+        """The run's own, with a covariance for each sample.
+
+        How good tracked ones are is measured first if it never was, kept with the run's weights,
+        and told by ``fidelity``.
+        """
+        net = self.run.network().to(self.device)
+        if self.covariance != "tracked":
+            return with_covariance(net, self.covariance).eval()
+        asked = self.config.model.exact_width
+        known, _ = known_or_measured(self.run, net, self.dataset, progress=False)
+        width, row = known.width(asked), known.used(asked)
+        self.fidelity = TrackedFidelity(exact_width=width, rank=row.rank, error=row.error)
+        return with_covariance(net, "tracked", exact_width=width).eval()
 
     def network(self, kind: str, member: int = 0) -> nn.Sequential:
         """A trained network of this kind, in evaluation mode."""
@@ -127,7 +113,7 @@ class Workshop:
         net = self.build(kind, member)
         if folder.model_path.exists():
             self._check(folder.path, kind, member)
-            net.load_state_dict(read(folder.model_path)[0])
+            net.load_state_dict(read_tensors(folder.model_path)[0])
             return net.to(self.device).eval()
         self._begin(folder, kind, member)
         self._train(net, folder, kind, member)
@@ -155,20 +141,18 @@ class Workshop:
         net = plain(fresh, dropout=dropout, activation=None if has_slope(fresh) else "relu")
         return with_variance_head(net) if kind == "gaussian" else net
 
-    def objective(self, kind: str, net: nn.Sequential) -> nn.Module:
+    def objective(self, kind: str, net: nn.Module) -> nn.Module:
         """What a network of this kind minimises."""
         if kind in ("gaussian", "smsc"):
             return GaussianLikelihood(net)
-        return CrossEntropy(net) if self.classify else SquaredError(net)
+        return ClassificationLoss(net) if self.classify else RegressionLoss(net)
 
     def _train(self, net: nn.Sequential, folder: Run, kind: str, member: int) -> None:
         from lightning_fabric import Fabric
 
         config = self.config
         training = replace(config.training, seed=member_seed(config.training.seed, member))
-        transform = None
-        if config.data.augment:
-            transform = _augmented
+        transform = data.augmented if config.data.augment else None
         self._say(f"seed {config.training.seed}: training {folder.path.name}")
         torch.manual_seed(training.seed)
         fit(
@@ -192,11 +176,10 @@ class Workshop:
         if (folder.path / "training.json").exists():
             self._check(folder.path, kind, member)
         else:
-            folder.write_json("training.json", self._decides(kind, member))
+            write_json(folder.path / "training.json", self._decides(kind, member))
 
     def _check(self, path: Path, kind: str, member: int) -> None:
-        before = json.loads((path / "training.json").read_text(encoding="utf-8"))
-        if before != json.loads(json.dumps(self._decides(kind, member))):
+        if read_json(path / "training.json") != self._decides(kind, member):
             raise RunError(
                 f"{path} was trained with another configuration. Replace all (--overwrite), or "
                 "choose another folder (--out)."
@@ -204,25 +187,7 @@ class Workshop:
 
     def _decides(self, kind: str, member: int) -> dict[str, Any]:
         """All that a network's weights depend on."""
-        found = {"kind": kind, "member": member, "config": described(self.config)}
+        found = {"kind": kind, "member": member, "config": to_json(self.config)}
         if kind == "dropout":
             found["dropout"] = self.settings.dropout
         return found
-
-
-def described(config: RunConfig) -> dict[str, Any]:
-    """A configuration as JSON has it."""
-    plain_values: dict[str, Any] = without_nan(asdict(config))
-    return plain_values
-
-
-def _augmented(x: Tensor) -> Tensor:
-    return data.horizontal_flip(data.random_crop(x))
-
-
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file, whole or not at all."""
-    from safetensors.torch import save
-
-    whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    write_atomically(path, save(whole))

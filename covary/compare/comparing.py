@@ -1,47 +1,60 @@
-"""A moment neural network beside conventional ones: same widths, same data, same budget."""
+"""Train a moment neural network and other methods alike: same widths, same data, same budget."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor
 
-from covary.baselines import Method
-from covary.data import Dataset
-from covary.runs import costs
-from covary.runs.compare_methods import Group, groups
-from covary.runs.compare_metrics import (
+from covary.compare.comparison import (
+    CompareConfig,
+    Comparison,
+    Costs,
+    GroupScores,
+    MethodScores,
+    Row,
+    Summary,
+)
+from covary.compare.groups import Group, groups
+from covary.compare.methods import Method
+from covary.compare.metrics import (
     BATCH,
+    Numbers,
     attacked_images,
     classification_rows,
     predict_all,
     regression_rows,
-    summarised,
 )
-from covary.runs.compare_training import KINDS, CompareConfig, Workshop, described
-from covary.runs.config import DataConfig, RunConfig
+from covary.compare.workshop import KINDS, Workshop
+from covary.data import Dataset, Schema
+from covary.files import read_json, write_json
+from covary.runs import costs
+from covary.runs.config import DataConfig, RunConfig, check_covariance
 from covary.runs.directory import Run, RunError, environment
+from covary.runs.records import decoded, to_json
 from covary.runs.samples import foreign_sets, load_data, validation_rows
 from covary.runs.tracking import quietly
 from covary.runs.training import resolve, train
-from covary.training import ClassificationLoss, Display, RegressionLoss, Silent
+from covary.training import Display, Silent
 from covary.training.config import make_optimizer
-from covary.training.log import without_nan
 
 _ROUNDS = 8
 _LEAST_HELD_OUT = 10
 RESULT, SETTINGS, COSTS = "compare.json", "settings.json", "costs.json"
+_ANEW = "Remove the file and run covary compare again, with --resume."
+Kept = TypeVar("Kept")
+Say = Callable[[str], None]
 
 
-@quietly()
+@quietly()  # how good tracked covariances are is in the result
 def compare(
     data: DataConfig,
     *,
@@ -49,14 +62,15 @@ def compare(
     ood: Sequence[str] = (),
     seeds: Sequence[int] = (0,),
     methods: Sequence[str] = (),
+    covariance: str = "tracked",
     chosen: Mapping[str, Any] | None = None,
     settings: CompareConfig | None = None,
     data_dir: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    say: Callable[[str], None] | None = None,
+    say: Say | None = None,
     display: Callable[[], Display] | None = None,
-) -> dict[str, Any]:
+) -> Comparison:
     """Train a moment neural network and what it is compared with, and measure them alike.
 
     All networks have the same widths, rows, batches, optimizer and number of epochs. What a method
@@ -67,10 +81,12 @@ def compare(
     Args:
         data: which data.
         out: the folder; ``seed-S/mnn`` in it is an ordinary run.
-        ood: foreign data, as in ``evaluate``.
+        ood: out-of-distribution data, as in ``evaluate``.
         seeds: each trains all networks anew.
         methods: names of ``method_names``; the network that all are compared with is always there.
             None given: all.
+        covariance: how the moment network holds its own where it is measured: ``"tracked"``,
+            ``"full"`` (exact, and dear in wide networks) or ``"diagonal"``.
         chosen: settings of the network and of training, as in ``covary.runs.training.resolve``.
         settings: of the methods compared with.
         data_dir: where data are looked for first.
@@ -83,53 +99,83 @@ def compare(
     settings, say = settings or CompareConfig(), say or _unsaid
     _check(seeds, data)
     store = Run(out)
-    per_seed: dict[int, dict[str, Any]] = {}
+    per_seed: dict[int, dict[str, GroupScores]] = {}
     notes: list[str] = []
     for seed in seeds:
-        dataset, schema = load_data(data, data_dir=data_dir, seed=seed)
-        config = resolve(data, dataset, {**(chosen or {}), "seed": seed})
-        # Before hours of training, and not after it: what cannot be done is said now.
-        wanted = _wanted(methods, config.model.task)
-        foreign, news = foreign_sets(
-            config.data, schema, dataset, ood, data_dir=data_dir, seed=seed
-        )
-        _check_config(config, len(dataset.x))
+        work = _prepared(data, seed, methods, covariance, ood, chosen or {}, data_dir)
         if seed == seeds[0]:
             # Not earlier: a folder begun with a wrong choice would refuse the right one.
-            _prepare(store, data, chosen or {}, settings, resume=resume, overwrite=overwrite)
-        run = Run(out / f"seed-{seed}" / "mnn")
-        if not run.model_path.exists():
-            say(f"seed {seed}: training mnn")
-        show = display or Silent
-        train(config, dataset, run, schema=schema, resume=run.exists(), display=show())
-        shop = Workshop(run, dataset, settings, say=say, display=show)
+            _make_folder(store, data, chosen or {}, settings, resume=resume, overwrite=overwrite)
+        shop = _trained(work, out / f"seed-{seed}", settings, covariance, say, display or Silent)
         per_seed[seed] = {
-            name: _measured(name, group, shop, foreign, say) for name, group in wanted.items()
+            name: _measured(name, group, shop, work.ood, say) for name, group in work.groups.items()
         }
-        notes += [note for note in (*dataset.notes, *news, *shop.notes) if note not in notes]
+        notes += [note for note in (*work.notes, *shop.notes) if note not in notes]
         if seed == seeds[0]:
-            measured = _costs(store, wanted, shop, say)
-            described_config = described(config)
-    result: dict[str, Any] = {
-        "task": shop.config.model.task,
-        "dataset": data.name,
-        "image_shape": list(shop.config.model.input_shape) if shop.dataset.is_image else None,
-        "ood": list(foreign),
-        "seeds": list(seeds),
-        "config": described_config,
-        "settings": asdict(settings),
-        "rows": _rows(per_seed, measured),
-        "notes": notes,
+            first, measured = work, _costs(store, work.groups, shop, say)
+    fidelity = {str(seed): found["mnn"].fidelity for seed, found in per_seed.items()}
+    model = first.config.model
+    return Comparison(
+        task="classification" if shop.classify else "regression",
+        dataset=data.name,
+        image_shape=model.input_shape if model.is_image else None,
+        ood=tuple(first.ood),
+        seeds=tuple(seeds),
+        config=first.config,
+        settings=settings,
+        rows=tuple(_rows(per_seed, measured)),
+        notes=tuple(notes),
+        covariance=covariance,
+        fidelity={seed: each for seed, each in fidelity.items() if each is not None},
         **environment(started),
-    }
-    clean: dict[str, Any] = without_nan(result)
-    store.write_json(RESULT, clean)
-    return clean
+    ).write(out / RESULT)
 
 
-def method_names(task: str) -> list[str]:
-    """What ``compare`` can compare with, for this task."""
-    return list(groups(task))
+class _Work(NamedTuple):
+    """What a seed is to train and measure."""
+
+    config: RunConfig
+    dataset: Dataset
+    schema: Schema | None
+    groups: Mapping[str, Group]
+    ood: Mapping[str, Tensor]
+    notes: tuple[str, ...]
+
+
+def _prepared(
+    data: DataConfig,
+    seed: int,
+    methods: Sequence[str],
+    covariance: str,
+    ood: Sequence[str],
+    chosen: Mapping[str, Any],
+    data_dir: str | None,
+) -> _Work:
+    """All that can be known before hours of training; what cannot be done is said now."""
+    dataset, schema = load_data(data, data_dir=data_dir, seed=seed)
+    config = resolve(data, dataset, {**chosen, "seed": seed})
+    wanted = groups(config.model.task, methods)
+    check_covariance(covariance, None, config.model)
+    others, news = foreign_sets(config.data, schema, dataset, ood, data_dir=data_dir, seed=seed)
+    _check_config(config, len(dataset.x))
+    return _Work(config, dataset, schema, wanted, others, (*dataset.notes, *news))
+
+
+def _trained(
+    work: _Work,
+    folder: Path,
+    settings: CompareConfig,
+    covariance: str,
+    say: Say,
+    display: Callable[[], Display],
+) -> Workshop:
+    """The workshop of a seed, beside the moment neural network that it trains first."""
+    run = Run(folder / "mnn")
+    if not run.model_path.exists():
+        say(f"seed {work.config.training.seed}: training mnn")
+    config, dataset, schema = work[:3]
+    train(config, dataset, run, schema=schema, resume=run.exists(), display=display())
+    return Workshop(run, dataset, settings, covariance=covariance, say=say, display=display)
 
 
 def _check(seeds: Sequence[int], data: DataConfig) -> None:
@@ -154,7 +200,7 @@ def _check_config(config: RunConfig, n: int) -> None:
         )
 
 
-def _prepare(
+def _make_folder(
     store: Run,
     data: DataConfig,
     chosen: Mapping[str, Any],
@@ -174,13 +220,13 @@ def _prepare(
                 f"{store.path} holds a comparison already. Go on with it (--resume), replace it "
                 "(--overwrite) or choose another folder (--out)."
             )
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = read_json(path)
         different = sorted(key for key in now if now[key] != before.get(key))
         if different:
             raise RunError(
                 f"{store.path} was begun with another choice of {', '.join(different)}. Resume "
-                "with the command it was begun with (seeds, methods and foreign data may be "
-                "others), or choose another folder (--out)."
+                "with the command it was begun with (seeds, methods, covariance and "
+                "out-of-distribution data may be others), or choose another folder (--out)."
             )
     elif path.exists():
         _clear(store.path)
@@ -188,7 +234,7 @@ def _prepare(
         raise RunError(
             f"{store.path} is not empty and holds no comparison. Choose another folder (--out)."
         )
-    store.write_json(SETTINGS, now)
+    write_json(path, now)
 
 
 def _clear(path: Path) -> None:
@@ -204,59 +250,48 @@ def _clear(path: Path) -> None:
             found.unlink()
 
 
-def _wanted(methods: Sequence[str], task: str) -> dict[str, Group]:
-    known = groups(task)
-    unknown = [name for name in methods if name not in known]
-    if unknown:
-        raise ValueError(f"Unknown method {unknown[0]!r}; for {task} there are {', '.join(known)}.")
-    return {
-        name: group for name, group in known.items() if not methods or name in ("mnn", *methods)
-    }
+def _kept(cls: type[Kept], path: Path) -> Kept | None:
+    """What a file holds that an earlier comparison has left; None if there is none."""
+    return decoded(cls, read_json(path), str(path), _ANEW) if path.exists() else None
 
 
 def _measured(
-    name: str,
-    group: Group,
-    shop: Workshop,
-    foreign: Mapping[str, torch.Tensor],
-    say: Callable[[str], None],
-) -> dict[str, Any]:
+    name: str, group: Group, shop: Workshop, ood: Mapping[str, Tensor], say: Say
+) -> GroupScores:
     """A group's numbers for a seed, found in its file or measured and written there."""
-    seed_folder = Run(shop.run.path.parent)
-    path = seed_folder.path / f"{name}.json"
-    if path.exists():
-        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if set(foreign) <= set(kept["ood"]):
-            for note in kept.get("notes", ()):
-                shop.note(note)
-            return kept
+    path = shop.run.path.parent / f"{name}.json"
+    covariance = shop.covariance if name == "mnn" else None
+    kept = _kept(GroupScores, path)
+    if kept is not None and set(ood) <= set(kept.ood) and kept.covariance == covariance:
+        for note in kept.notes:
+            shop.note(note)
+        return kept
     before = len(shop.notes)
     methods = group.make(shop)
     say(f"seed {shop.config.training.seed}: measuring {name}")
-    found = {
-        "ood": list(foreign),
-        "notes": shop.notes[before:],
-        "methods": [
-            {
-                "name": method.name,
-                "description": method.description,
-                "scores": rows,
-            }
-            for method, rows in _scored(methods, shop, foreign)
-        ],
-    }
-    clean: dict[str, Any] = without_nan(found)
-    seed_folder.write_json(path.name, clean)
-    return clean
+    scored = tuple(
+        MethodScores(name=method.name, description=method.description, scores=rows)
+        for method, rows in _scored(methods, shop, ood)
+    )
+    content = to_json(
+        GroupScores(
+            ood=tuple(ood),
+            methods=scored,
+            notes=tuple(shop.notes[before:]),
+            covariance=covariance,
+            fidelity=shop.fidelity if name == "mnn" else None,
+        )
+    )
+    write_json(path, content)
+    return decoded(GroupScores, content, str(path))
 
 
 def _scored(
-    methods: Sequence[Method], shop: Workshop, foreign: Mapping[str, torch.Tensor]
-) -> list[tuple[Method, dict[str, Any]]]:
-    dataset: Dataset = shop.dataset
-    parts = {"test": dataset.x_test} | dict(foreign)
-    attack = shop.classify and dataset.is_image
-    if attack:
+    methods: Sequence[Method], shop: Workshop, ood: Mapping[str, Tensor]
+) -> list[tuple[Method, dict[str, Numbers]]]:
+    dataset = shop.dataset
+    parts = {"test": dataset.x_test} | dict(ood)
+    if shop.classify and dataset.is_image:
         # One attack for all methods of a group: what they predict comes from the same networks.
         count, epsilon = shop.settings.attacked, shop.settings.epsilon
         x, y = dataset.x_test[:count], dataset.y_test[:count]
@@ -273,15 +308,16 @@ def _scored(
     return found
 
 
-def _costs(
-    store: Run, wanted: Mapping[str, Group], shop: Workshop, say: Callable[[str], None]
-) -> dict[str, Any]:
+def _costs(store: Run, wanted: Mapping[str, Group], shop: Workshop, say: Say) -> Costs:
     """Training and inference of each group over the plain network's, all measured in turns."""
     path = store.path / COSTS
-    if path.exists():
-        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if set(wanted) <= set(kept["training"]):
-            return kept
+    kept = _kept(Costs, path)
+    if (
+        kept is not None
+        and set(wanted) <= set(kept.training)
+        and kept.covariance == shop.covariance
+    ):
+        return kept
     say("measuring what they cost")
     made = {name: group.make(shop) for name, group in wanted.items()}
     batch = shop.dataset.x_test[:BATCH].to(shop.device)
@@ -294,29 +330,25 @@ def _costs(
         inference = costs.fastest(passes, range(_ROUNDS))
     kinds = {group.trains for group in wanted.values()} | {"plain"}
     steps = costs.fastest({kind: _step(kind, shop) for kind in sorted(kinds)}, range(_ROUNDS))
-    found = {
-        "batch": len(batch),
-        "threads": torch.get_num_threads(),
-        "training": {
+    found = Costs(
+        batch=len(batch),
+        threads=torch.get_num_threads(),
+        training={
             name: group.networks(shop) * steps[group.trains] / steps["plain"]
             for name, group in wanted.items()
         },
-        "inference": {name: seconds / inference["bare"] for name, seconds in inference.items()},
-    }
-    store.write_json(COSTS, found)
+        inference={name: seconds / inference["bare"] for name, seconds in inference.items()},
+        covariance=shop.covariance,
+    )
+    write_json(path, to_json(found))
     return found
 
 
 def _step(kind: str, shop: Workshop) -> Callable[[], object]:
     """A training step of a kind of network, on one batch."""
     config = shop.config
-    objective: nn.Module
-    if kind == "mnn":
-        net = config.model.build()
-        objective = ClassificationLoss(net) if shop.classify else RegressionLoss(net)
-    else:
-        objective = shop.objective(kind, shop.build(kind))
-    objective.to(shop.device).train()
+    net = config.model.build() if kind == "mnn" else shop.build(kind)
+    objective = shop.objective(kind, net).to(shop.device).train()
     optimizer = make_optimizer(config.training, objective)
     size = config.training.batch_size
     x, y = shop.x[:size].to(shop.device), shop.y[:size].to(shop.device)
@@ -330,32 +362,31 @@ def _step(kind: str, shop: Workshop) -> Callable[[], object]:
     return step
 
 
-def _rows(per_seed: Mapping[int, Mapping[str, Any]], measured: Mapping[str, Any]) -> list[Any]:
+def _rows(per_seed: Mapping[int, Mapping[str, GroupScores]], measured: Costs) -> Iterator[Row]:
     """A row for each method and score: its numbers by seed, their summary, and its costs."""
     first = next(iter(per_seed.values()))
-    rows = []
     for group, found in first.items():
-        for method in found["methods"]:
-            for score in method["scores"]:
+        for method in found.methods:
+            for score in method.scores:
                 by_seed = {
-                    str(seed): other["scores"][score]
+                    str(seed): other.scores[score]
                     for seed, others in per_seed.items()
-                    for other in others[group]["methods"]
-                    if other["name"] == method["name"]
+                    for other in others[group].methods
+                    if other.name == method.name
                 }
-                rows.append(
-                    {
-                        "group": group,
-                        "method": method["name"],
-                        "score": score,
-                        "description": method["description"],
-                        "training_cost": measured["training"][group],
-                        "inference_cost": measured["inference"].get(method["name"]),
-                        "summary": summarised(list(by_seed.values())),
-                        "by_seed": by_seed,
-                    }
+                yield Row(
+                    group=group,
+                    method=method.name,
+                    score=score,
+                    description=method.description,
+                    training_cost=measured.training[group],
+                    inference_cost=measured.inference.get(method.name),
+                    summary={
+                        metric: Summary.of([numbers.get(metric) for numbers in by_seed.values()])
+                        for metric in method.scores[score]
+                    },
+                    by_seed=by_seed,
                 )
-    return rows
 
 
 def _unsaid(_sentence: str) -> None:

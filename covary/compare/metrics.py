@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from torch import Tensor
 
 from covary.attacks import fgsm
-from covary.baselines import Classifier, Method, Prediction
+from covary.compare.methods import Classifier, Method, Prediction
 from covary.uncertainty import metrics
 
-Row = dict[str, float]
+Numbers = dict[str, float]
 BATCH = 128
 _PIXELS = 255.0
 
@@ -20,9 +20,9 @@ _PIXELS = 255.0
 def classification_rows(
     test: Prediction,
     label: Tensor,
-    foreign: Mapping[str, Prediction],
+    ood: Mapping[str, Prediction],
     attacked: Prediction | None,
-) -> dict[str, Row]:
+) -> dict[str, Numbers]:
     """By score: how right and calibrated the probabilities are, and what the score finds."""
     assert test.probabilities is not None
     probabilities, truth = test.probabilities.numpy(), label.numpy()
@@ -38,7 +38,7 @@ def classification_rows(
         row = same | {
             "auroc_errors": metrics.auroc(score[wrong], score[~wrong]),
             "aurc": metrics.aurc(score, wrong),
-            **_foreign(name, score, foreign),
+            **_ood(name, score, ood),
         }
         if attacked is not None:
             found, count = attacked.scores[name].numpy(), len(attacked.score)
@@ -51,8 +51,8 @@ def classification_rows(
 
 
 def regression_rows(
-    test: Prediction, target: Tensor, foreign: Mapping[str, Prediction]
-) -> dict[str, Row]:
+    test: Prediction, target: Tensor, ood: Mapping[str, Prediction]
+) -> dict[str, Numbers]:
     """By score (there is one): errors, likelihood and coverage in the target's own units."""
     assert test.mean is not None
     assert test.variance is not None
@@ -74,21 +74,21 @@ def regression_rows(
         name: same
         | {
             "aurc": metrics.aurc(values.numpy(), (gap**2).mean(1)),
-            **_foreign(name, values.numpy(), foreign),
+            **_ood(name, values.numpy(), ood),
         }
         for name, values in test.scores.items()
     }
 
 
-def _foreign(name: str, score: np.ndarray, foreign: Mapping[str, Prediction]) -> Row:
+def _ood(name: str, score: np.ndarray, ood: Mapping[str, Prediction]) -> Numbers:
     return {
         ood_key(part): metrics.auroc(found.scores[name].numpy(), score)
-        for part, found in foreign.items()
+        for part, found in ood.items()
     }
 
 
 def ood_key(part: str) -> str:
-    """What the AUROC of a foreign set is called."""
+    """What the AUROC of an out-of-distribution set is called."""
     return f"auroc_ood_{part}"
 
 
@@ -108,23 +108,6 @@ def attacked_images(method: Method, x: Tensor, y: Tensor, epsilon: float) -> Ten
         batch_size=BATCH,
     )
     return made.cpu()
-
-
-def summarised(rows: Sequence[Row]) -> dict[str, dict[str, float | int | None]]:
-    """Mean and standard deviation over seeds, by metric; what is undefined for a seed is left out.
-
-    The standard deviation is that of a sample (n - 1), and undefined for a single seed.
-    """
-    found: dict[str, dict[str, float | int | None]] = {}
-    for key in rows[0]:
-        values = [row[key] for row in rows if row.get(key) is not None]
-        finite = [value for value in values if math.isfinite(value)]
-        found[key] = {
-            "mean": float(np.mean(finite)) if finite else None,
-            "stddev": float(np.std(finite, ddof=1)) if len(finite) > 1 else None,
-            "seeds": len(finite),
-        }
-    return found
 
 
 def predict_all(method: Method, parts: Mapping[str, Tensor]) -> dict[str, Prediction]:

@@ -12,28 +12,24 @@ from sklearn.linear_model import BayesianRidge
 from torch import nn
 
 import covary
-from covary import baselines
-from covary.baselines import (
+from covary.compare import (
     AveragedClassifier,
-    CrossEntropy,
     DropoutSamples,
     FittedClassifier,
-    GaussianLikelihood,
     GaussianRegressor,
     Members,
-    Mixture,
     MomentClassifier,
     Spread,
-    SquaredError,
     calibrated_classifier,
     calibrated_regressor,
     laplace,
-    plain,
     with_variance_head,
 )
+from covary.models import has_slope, plain
 from covary.nn import Rescale
-from covary.training import RegressionLoss
+from covary.training import ClassificationLoss, GaussianLikelihood, RegressionLoss
 from covary.uncertainty import fit, scores
+from covary.uncertainty.calibration import Mixture
 
 
 @pytest.fixture(autouse=True)
@@ -59,8 +55,8 @@ def test_dropout_stands_behind_each_activation_and_nowhere_else():
 
 def test_a_step_is_replaced_by_what_can_be_trained():
     net = covary.mlp([4, 6, 3], activation="heaviside")
-    assert not baselines.has_slope(net)
-    assert baselines.has_slope(covary.mlp([4, 6, 3]))
+    assert not has_slope(net)
+    assert has_slope(covary.mlp([4, 6, 3]))
     x = torch.randn(5, 4)
     with torch.no_grad():
         expected = net.linear2.weight @ F.relu(net.linear1(lifted(x)).mean).mT
@@ -75,7 +71,7 @@ def lifted(x: torch.Tensor) -> covary.Moments:
 def test_training_objectives_are_what_they_say():
     x, y = torch.randn(7, 4), torch.randn(7, 2)
     net = regression_net(noise=0.0)
-    loss, error = SquaredError(plain(net))(x, y)
+    loss, error = RegressionLoss(plain(net))(x, y)
     expected, same_error = RegressionLoss(net)(x, y)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(error, same_error)
@@ -85,7 +81,7 @@ def test_training_objectives_are_what_they_say():
     log_density = torch.distributions.Normal(out.mean, out.stddev).log_prob(y)
     torch.testing.assert_close(loss, -(log_density + noisy[-1].scale.log()).mean())
     classifier, labels = plain(covary.mlp([4, 6, 3])), torch.tensor([0, 1, 2, 0, 1, 2, 0])
-    loss, accuracy = CrossEntropy(classifier)(x, labels)
+    loss, accuracy = ClassificationLoss(classifier)(x, labels)
     torch.testing.assert_close(loss, F.cross_entropy(classifier(x), labels))
     assert accuracy == (classifier(x).argmax(1) == labels).float().mean()
 

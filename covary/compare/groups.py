@@ -1,32 +1,28 @@
-"""The methods of a comparison, by name: which networks each needs, and what it makes of them."""
+"""The methods of a comparison by name: which networks each needs, and what it makes of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
-from covary.baselines import (
+from covary.compare import laplace
+from covary.compare.methods import (
     AveragedClassifier,
     Classifier,
-    DropoutSamples,
     FittedClassifier,
     GaussianRegressor,
-    Members,
     Method,
-    Mixture,
     MomentClassifier,
-    Spread,
     calibrated_classifier,
     calibrated_regressor,
-    laplace,
 )
-from covary.models import with_covariance
-from covary.runs.compare_training import Workshop, save_tensors
-from covary.runs.config import check_covariance
-from covary.training.checkpoint import read
+from covary.compare.networks import DropoutSamples, Members, Spread
+from covary.compare.workshop import Workshop
+from covary.files import read_tensors, write_tensors
 from covary.uncertainty import fit, scores
+from covary.uncertainty.calibration import Mixture
 
 _MOMENT_SCORES = {"entropy": scores.entropy, "max_softmax": scores.max_softmax}
 
@@ -50,21 +46,29 @@ class Group:
         return shop.settings.members if self.is_ensemble else 1
 
 
-def groups(task: str) -> Mapping[str, Group]:
-    """All groups for a task, by name, in the order of the table."""
-    return _CLASSIFICATION if task == "classification" else _REGRESSION
+def groups(task: str, methods: Sequence[str] = ()) -> Mapping[str, Group]:
+    """The groups of these names and the moment network's, in the order of the table; or all."""
+    check_methods(methods, task)
+    wanted = ("mnn", *methods) if methods else _GROUPS[task]
+    return {name: group for name, group in _GROUPS[task].items() if name in wanted}
 
 
-def _evaluated(shop: Workshop) -> nn.Sequential:
-    """The run's network with a covariance per sample."""
-    model = shop.config.model
-    kind = check_covariance(None, None, model)
-    width = model.exact_width if kind == "tracked" else None
-    return with_covariance(shop.moment_network(), kind, exact_width=width).eval()
+def method_names(task: str) -> list[str]:
+    """What ``compare`` can compare with, for this task."""
+    return list(_GROUPS[task])
+
+
+def check_methods(methods: Sequence[str], task: str | None = None) -> None:
+    """Refuse a name that no group has, for this task or for any."""
+    tasks = _GROUPS if task is None else {task: _GROUPS[task]}
+    unknown = [name for name in methods if not any(name in known for known in tasks.values())]
+    if unknown:
+        known = [f"for {task} there are {', '.join(names)}" for task, names in tasks.items()]
+        raise ValueError(f"Unknown method {unknown[0]!r}; {'; '.join(known)}.")
 
 
 def _moment_classifiers(shop: Workshop) -> list[Method]:
-    net = _evaluated(shop)
+    net = shop.moment_network()
     method = MomentClassifier(
         "MNN", "Moment neural network, one covariance per sample.", net, scores=_MOMENT_SCORES
     )
@@ -109,7 +113,7 @@ def _laplace_classifiers(shop: Workshop) -> list[Method]:
 
 def _moment_regressors(shop: Workshop) -> list[Method]:
     description = "Moment neural network, its variance as it comes."
-    return _with_calibrated(GaussianRegressor("MNN", description, _evaluated(shop)), shop)
+    return _with_calibrated(GaussianRegressor("MNN", description, shop.moment_network()), shop)
 
 
 def _plain_regressors(shop: Workshop) -> list[Method]:
@@ -172,9 +176,9 @@ def _bayesian(
     """The network with a Bayesian last layer, kept beside the network and found there again."""
     path = shop.folder("plain", 0) / "laplace.safetensors"
     if path.exists():
-        return laplace.with_head(net, read(path)[0]).to(shop.device)
+        return laplace.with_head(net, read_tensors(path)[0]).to(shop.device)
     found = make()
-    save_tensors(path, laplace.head_state(found))
+    write_tensors(path, laplace.head_state(found))
     return found.to(shop.device)
 
 
@@ -211,3 +215,4 @@ _REGRESSION = {
     "smsc": Group(_supervised_regressors, "smsc"),
     "laplace": Group(_laplace_regressors, "plain"),
 }
+_GROUPS = {"classification": _CLASSIFICATION, "regression": _REGRESSION}
