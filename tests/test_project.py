@@ -160,7 +160,9 @@ def test_stored_measurements_keep_the_promises():
 
 def test_code_cites_equations_that_exist():
     theory = (ROOT / "docs" / "theory.md").read_text(encoding="utf-8")
-    numbered = set(re.findall(r"\\tag\{(\d+)\}", theory))
+    numbers = re.findall(r"\\tag\{(\d+)\}", theory)
+    assert numbers == [str(n + 1) for n in range(len(numbers))], "number equations as they stand"
+    numbered = set(numbers)
     cited = set()
     for path in SOURCES:
         source = path.read_text(encoding="utf-8")
