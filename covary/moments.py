@@ -39,8 +39,8 @@ class Moments:
 
     Attributes:
         mean: (B, *event), usually (B, n): the mean of each unit.
-        cov: the covariance in the way it is held, of batch dimension B, or 1 where the whole batch
-            has the same.
+        cov: the covariance, an object of ``covary.covariance``, of batch dimension B, or 1 where
+            the whole batch has the same.
 
     Examples:
         >>> import covary, torch

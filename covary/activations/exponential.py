@@ -1,7 +1,7 @@
 """Exponential functions: ELU, CELU, SELU, exp and expm1, with closed forms.
 
 The ELUs are computed in float64 whatever the arguments are, where the device has it. Errors of the
-mean (in units of max(|mean|, sigma)), the variance and the gain (relative) stay below 1e-9 in
+mean (relative to max(|mean|, sigma)), the variance and the gain (relative) stay below 1e-9 in
 float64 and 1e-6 in float32.
 """
 

@@ -1,4 +1,4 @@
-"""What lies beyond a point of the standard normal: the special functions of the closed forms.
+"""Tail integrals of the standard normal: the special functions of the closed forms.
 
 Every closed form in this package is built from the density at ``a = |mu| / sigma`` and the first
 three iterated tail integrals there (docs/theory.md, eq. 8),

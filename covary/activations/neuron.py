@@ -64,7 +64,7 @@ class LIF:
     def irregular_noise(self) -> float:
         """Sigma, in mV per sqrt(ms), that makes it fire irregularly, by chance.
 
-        With it, reset and threshold are 1 apart in the units of docs/theory.md, eq. (25).
+        With it, reset and threshold are 1 apart in standard units, docs/theory.md, eq. (25).
         """
         return math.sqrt(self.leak) * (self.v_th - self.v_res)
 

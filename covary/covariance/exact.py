@@ -1,4 +1,4 @@
-"""Covariances held exactly, but for what their names say: correlations dropped, or shared."""
+"""Full, diagonal (no correlations) and shared (one for the batch) covariances."""
 
 from __future__ import annotations
 

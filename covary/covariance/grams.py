@@ -1,4 +1,4 @@
-"""What first weights make of the noise of inputs, W diag(var) W^T, kept from batch to batch.
+"""A cache of W diag(var) W^T: what the first weight of a network makes of the noise of inputs.
 
 Kept for each weight for as long as it lives, outside of modules and values: so nothing of it is
 ever copied or saved. It spares every batch but the first the product W W^T.

@@ -1,4 +1,4 @@
-"""A covariance as a recipe: each unit's variance, and how the rest came about."""
+"""A tracked covariance: estimated variances, and the recipe that gives the rest by a sweep."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Tracked(Covariance):
     hidden unit. With exact estimates the result is exact (eq. 22).
 
     Attributes:
-        before: what the weight is applied to; without a weight, a covariance that is held exactly,
-            where the recipe starts.
+        before: what the weight is applied to; without a weight, the exact covariance at which the
+            recipe starts.
         weight: (m, n), or None.
         gain: (1 | B, m), or None for 1.
         excess: (1 | B, m), or None for 0.

@@ -1,4 +1,4 @@
-"""Analytic moments held against sampled ones: how far off, and how sure that is."""
+"""Analytic moments compared with sampled ones: how far off, and how sure that is."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ ERRORS = ("mean", "variance", "covariance", "off_diagonal")
 
 
 def compare(estimate: Estimate, mean: Tensor, covariance: Tensor) -> Comparison:
-    """Hold a mean (n,) and a covariance (n, n) against the estimate for one input."""
+    """Compare a mean (n,) and a covariance (n, n) with the estimate for one input."""
     mean, covariance = mean.double(), covariance.double()
     variance = covariance.diagonal()
 

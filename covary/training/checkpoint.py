@@ -1,4 +1,4 @@
-"""Checkpoints that a killed process cannot leave half written, and that hold no pickle."""
+"""Checkpoints: written whole or not at all, and without pickle."""
 
 from __future__ import annotations
 
