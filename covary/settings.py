@@ -1,10 +1,10 @@
 """Two switches, each a context manager: what gradients reach, and which checks run.
 
-Both hold for the forward pass made inside the ``with`` block; ``backward()`` may be called outside
+Both apply to the forward pass made inside the ``with`` block; ``backward()`` may be called outside
 it, unless activation checkpointing makes it repeat the forward pass. Threads and asyncio tasks have
-switches of their own: a thread starts with the defaults, a task with those of whoever created it.
-A generator shares the switches of its caller, so a block that it leaves open at a ``yield`` holds
-for the caller too, until the generator goes on or is closed.
+switches of their own: a thread starts with the defaults, a task with those of its creator. A
+generator shares the switches of its caller, so a block that it leaves open at a ``yield`` applies
+to the caller too, until the generator goes on or is closed.
 """
 
 from __future__ import annotations

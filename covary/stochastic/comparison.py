@@ -44,7 +44,7 @@ class Error(NamedTuple):
         return math.sqrt(self.value**2 + self.squared_error) - self.value
 
     def is_above(self, limit: float) -> bool:
-        """Whether it is, beyond doubt: by three standard errors."""
+        """Whether the error is above a limit by at least three standard errors."""
         return self.squared - 3 * self.squared_error > limit**2
 
     @classmethod
