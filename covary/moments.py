@@ -103,7 +103,7 @@ class Moments:
         return Moments(projected, Full(self.cov.quadratic(rows)))
 
     def entropy(self, *, rtol: float | None = None) -> Tensor:
-        """(B,) entropy of N(mean, covariance) in nats; docs/theory.md, eq. (20).
+        """(B,) entropy of N(mean, covariance) in nats; docs/theory.md, eq. (25).
 
         Where a sample's covariance is singular, this is the entropy within the subspace of full
         rank: eigenvalues up to ``rtol`` times the sample's largest do not count (default: 1e-6, or

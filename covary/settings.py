@@ -71,7 +71,7 @@ def supervise_covariance(enabled: bool = True) -> AbstractContextManager[None]:
 
     The default everywhere in covary is SMUC, supervised mean and unsupervised covariance: gradients
     reach the parameters through the mean alone and covariances count as constants (docs/theory.md,
-    eq. 18). Losses that contain the covariance, such as ``mse + out.variance.sum(-1)`` (eq. 19) or
+    eq. 23). Losses that contain the covariance, such as ``mse + out.variance.sum(-1)`` (eq. 24) or
     a Gaussian negative log-likelihood, need this switch:
 
     Examples:

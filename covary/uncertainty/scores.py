@@ -26,7 +26,7 @@ _RIVALS = 16
 
 
 def entropy(moments: Moments) -> Tensor:
-    """(B,) entropy of the covariance, in nats; docs/theory.md, eq. (20). Sees no mean."""
+    """(B,) entropy of the covariance, in nats; docs/theory.md, eq. (25). Sees no mean."""
     return _checked(moments).entropy()
 
 
