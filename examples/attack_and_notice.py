@@ -38,9 +38,8 @@ def main() -> None:
             metrics.auroc(scores.max_softmax(out), scores.max_softmax(clean))
         )
         print(
-            f"epsilon {epsilon:.2f}: accuracy {found['accuracy'][-1]:.2f}; AUROC of attacked "
-            f"against clean digits: entropy {found['entropy'][-1]:.2f}, "
-            f"max-softmax {found['max-softmax'][-1]:.2f}"
+            f"epsilon {epsilon:.2f}: accuracy {found['accuracy'][-1]:.2f}, AUROC by entropy "
+            f"{found['entropy'][-1]:.2f}, by max-softmax {found['max-softmax'][-1]:.2f}"
         )
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), sharex=True)

@@ -1,4 +1,4 @@
-"""For a researcher of uncertainty: fine-tune on the mean alone, and the covariance follows.
+"""For a researcher of uncertainty: fine-tune a converted network on its mean, with noise.
 
 python -m examples.convert_and_fine_tune
 """
@@ -35,9 +35,8 @@ def main() -> None:
             accuracy[stage].append(100 * (1 - wrong.float().mean().item()))
             auroc[stage].append(metrics.auroc(doubt[wrong], doubt[~wrong]))
             print(
-                f"noise {noise:.2f}, {stage}: {accuracy[stage][-1]:.1f}% right; "
-                f"AUROC of the change probability for errors {auroc[stage][-1]:.3f}; "
-                f"variances {1 / fidelity.ratio:.2f} of those of draws"
+                f"noise {noise:.2f}, {stage:10}: {accuracy[stage][-1]:.1f}% right, "
+                f"AUROC {auroc[stage][-1]:.3f}, variances {1 / fidelity.ratio:.2f} of draws'"
             )
 
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.4))

@@ -41,10 +41,9 @@ def main() -> None:
             times=times,
         )
         right, _ = spikes.readout.accuracy(y_test)
-        print(
-            f"noise {noise:g} mV/sqrt(ms): {by_moments:.0%} right by moments; by spikes "
-            + ", ".join(f"{each:.0%} after {t:g} ms" for t, each in zip(times, right, strict=True))
-        )
+        print(f"noise {noise:g} mV/sqrt(ms): {by_moments:.0%} right by moments")
+        for t, each in zip(times, right, strict=True):
+            print(f"  by spikes after {t:g} ms: {each:.0%}")
         panel.plot(times, 100 * right, "o-", color=color, label=f"spikes, noise {noise:g}")
         panel.axhline(100 * by_moments, color=color, linestyle="--", label="moments, same network")
     panel.axhline(10, color=GREEN, linestyle=":", label="chance")

@@ -124,6 +124,13 @@ print(*{name.split(".")[0] for name in sys.modules} - before)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+def test_the_readme_is_short_and_names_what_is_there():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 180
+    for place in re.findall(r"\]\(([^)#:]+)[^)]*\)", text):
+        assert place == "https" or (ROOT / place).exists(), place
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples_in_documents_run(page, monkeypatch, tmp_path):
     """The python blocks of a page, one after the other, as a reader would paste them."""
