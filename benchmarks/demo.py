@@ -1,4 +1,4 @@
-"""The demo on two kinds of network, for the table and the picture of the README.
+"""The demo on two kinds of network, for the table of docs/first-network.md and a picture.
 
 python -m benchmarks.demo
 """

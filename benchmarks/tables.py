@@ -249,7 +249,7 @@ def _spread(value: dict[str, Any] | None, digits: int = 3) -> str:
     return text if not deviation else f"{text} ± {deviation:.{digits}f}"
 
 
-def compare_mnist(*, short: bool) -> str:
+def compare_mnist() -> str:
     found = load("uncertainty")["mnist"]["compare"]
     columns = {
         "accuracy": ("accuracy", 4),
@@ -260,23 +260,19 @@ def compare_mnist(*, short: bool) -> str:
         "aurc": ("AURC x 1000", 2),
         "attack_awareness": ("AUROC, attacked", 3),
     }
-    shown = ("accuracy", "auroc_errors", "auroc_ood_notmnist", "auroc_ood_fashion-mnist")
-    keys = [key for key in columns if not short or key in shown]
     rows = []
     for row in found["rows"]:
         cells = [f"{row['method']}: {row['score'].replace('_', ' ')}"]
-        for key in keys:
+        for key, (_, digits) in columns.items():
             value = row["summary"].get(key)
             if key == "aurc" and value:
                 value = {name: number and 1000 * number for name, number in value.items()}
-            cells.append(_spread(value, columns[key][1]))
+            cells.append(_spread(value, digits))
         cost = row["inference_cost"]
-        cells.append("" if cost is None else f"{cost:.1f}")
-        if not short:
-            cells.insert(-1, f"{row['training_cost']:.1f}")
+        cells += [f"{row['training_cost']:.1f}", "" if cost is None else f"{cost:.1f}"]
         rows.append(cells)
-    costs = ["inference"] if short else ["training", "inference"]
-    return markdown(["method: score", *(columns[key][0] for key in keys), *costs], rows)
+    titles = [title for title, _ in columns.values()]
+    return markdown(["method: score", *titles, "training", "inference"], rows)
 
 
 def scores_of(network: str) -> str:
@@ -405,8 +401,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "uci": uci,
     "attacks": attacks,
     "awareness": awareness,
-    "compare mnist": lambda: compare_mnist(short=False),
-    "compare mnist short": lambda: compare_mnist(short=True),
+    "compare mnist": compare_mnist,
     "scores mnist": lambda: scores_of("mnist"),
     "scores fashion": lambda: scores_of("fashion"),
     "separability mnist": lambda: separability_of("mnist"),

@@ -160,7 +160,7 @@ class Converted(nn.Module):
     def moment_pass(
         self, known: Mapping[str, Tensor] | None, levels: dict[str, Tensor] | None = None
     ) -> MomentPass:
-        """A pass with these measurements; see there."""
+        """A ``MomentPass`` with these measurements."""
         return MomentPass(
             self.noise,
             known,

@@ -112,7 +112,7 @@ def _decomposed(decompose: Callable[[Tensor], Any], matrices: Tensor) -> Any:
 
 
 def _without_dust(matrices: Tensor) -> Tensor:
-    """(B, n, n) without elements that are nothing beside the largest of their matrix.
+    """Matrices (B, n, n) with elements set to 0 that are tiny compared with the matrix's largest.
 
     Dead units leave subnormal numbers in a covariance, and with those in it LAPACK's iteration for
     eigenvalues may not converge. Elements below eps^2 move no eigenvalue by more than n eps^2.

@@ -25,7 +25,7 @@ class Measurements(nn.Module):
 
     @property
     def is_tracked(self) -> bool:
-        """Whether something was measured, be it that there is nothing to measure."""
+        """Whether ``covary.track`` has run, even if there was nothing to measure."""
         return any(name == "tracked" or name.startswith("measured/") for name in self._buffers)
 
     @property
@@ -34,7 +34,7 @@ class Measurements(nn.Module):
         return "propagates" in self._buffers
 
     def set_propagates(self, wanted: bool) -> None:
-        """Estimate variances for each sample from now on, or no more."""
+        """Choose whether variances are estimated for each sample from now on."""
         if wanted:
             self._buffers["propagates"] = torch.tensor(True)
         else:

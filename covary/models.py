@@ -100,7 +100,7 @@ def mlp(
 
 
 def _start_spiking(net: nn.Sequential, neuron: LIF) -> None:
-    """Have neurons start where they respond, and their rates count for something.
+    """Start spiking neurons where they respond, and scale the weights that read their rates.
 
     Batch norm gives inputs of mean 0 and deviation 1, made for functions that bend at 0. A spiking
     neuron fires without noise from ``v_th * leak`` on (1 mV/ms with the usual constants), and far
@@ -247,7 +247,7 @@ def _check_images(shape: Sequence[int], *, least: int) -> None:
 
 
 def with_covariance(net: Network, covariance: Kind, *, exact_width: int | None = None) -> Network:
-    """The same network, parameters and buffers shared, holding its covariance another way.
+    """The same network with another kind of covariance; parameters and buffers are shared.
 
     The paper trains with one covariance per mini-batch and evaluates with one per sample:
 
@@ -276,7 +276,7 @@ def with_covariance(net: Network, covariance: Kind, *, exact_width: int | None =
 
 
 def with_noise(net: Network, noise: float | Sequence[float]) -> Network:
-    """The same network, parameters and buffers shared, with other noise.
+    """The same network with other noise; parameters and buffers are shared.
 
     Args:
         net: a network with ``covary.nn.Lift`` and ``covary.nn.Noise`` layers.
@@ -330,7 +330,7 @@ def have_tracking_buffers(net: nn.Module) -> None:
 
 
 def twin_of(module: Network, known: dict[nn.Module, nn.Module] | None = None) -> Network:
-    """A copy of the tree of modules whose leaves hold the very same tensors, by the same names."""
+    """A copy of the tree of modules that shares all tensors with the original."""
     known = {} if known is None else known
     if module not in known:
         known[module] = twin = _shell(module)
@@ -469,7 +469,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def left_alone(model: nn.Module) -> Iterator[None]:
-    """Behind this block all buffers are as before: of passes that only measure, nothing remains."""
+    """After this block all buffers are as before it: for passes that only measure."""
     before = [
         (module, name, value, value.clone())
         for module in model.modules()

@@ -39,8 +39,8 @@ class Moments:
 
     Attributes:
         mean: (B, *event), usually (B, n): the mean of each unit.
-        cov: the covariance in the way it is held, of batch dimension B, or 1 where the whole batch
-            has the same.
+        cov: the covariance, an object of ``covary.covariance``, of batch dimension B, or 1 where
+            the whole batch has the same.
 
     Examples:
         >>> import covary, torch
@@ -107,7 +107,7 @@ class Moments:
         return Moments(projected, Full(self.cov.quadratic(rows)))
 
     def entropy(self, *, rtol: float | None = None) -> Tensor:
-        """(B,) entropy of N(mean, covariance) in nats; docs/theory.md, eq. (20).
+        """(B,) entropy of N(mean, covariance) in nats; docs/theory.md, eq. (25).
 
         Where a sample's covariance is singular, this is the entropy within the subspace of full
         rank: eigenvalues up to ``rtol`` times the sample's largest do not count (default: 1e-6, or

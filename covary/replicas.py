@@ -1,8 +1,8 @@
 """Many small networks trained as one: other seeds, other splits of the data, other noise.
 
-A step of a small network takes far longer to describe to the machine than to compute. Replicas of
-one architecture therefore keep their parameters stacked, and make every step together. None sees
-the others: each ends where it would have ended alone.
+A step of a small network costs more in Python and kernel launches than in arithmetic. Replicas of
+one architecture therefore keep their parameters stacked, and make every step together. They share
+no numbers: each ends where it would have ended alone.
 """
 
 from __future__ import annotations

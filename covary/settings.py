@@ -1,10 +1,10 @@
 """Two switches, each a context manager: what gradients reach, and which checks run.
 
-Both hold for the forward pass made inside the ``with`` block; ``backward()`` may be called outside
+Both apply to the forward pass made inside the ``with`` block; ``backward()`` may be called outside
 it, unless activation checkpointing makes it repeat the forward pass. Threads and asyncio tasks have
-switches of their own: a thread starts with the defaults, a task with those of whoever created it.
-A generator shares the switches of its caller, so a block that it leaves open at a ``yield`` holds
-for the caller too, until the generator goes on or is closed.
+switches of their own: a thread starts with the defaults, a task with those of its creator. A
+generator shares the switches of its caller, so a block that it leaves open at a ``yield`` applies
+to the caller too, until the generator goes on or is closed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def supervise_covariance(enabled: bool = True) -> AbstractContextManager[None]:
 
     The default everywhere in covary is SMUC, supervised mean and unsupervised covariance: gradients
     reach the parameters through the mean alone and covariances count as constants (docs/theory.md,
-    eq. 18). Losses that contain the covariance, such as ``mse + out.variance.sum(-1)`` (eq. 19) or
+    eq. 23). Losses that contain the covariance, such as ``mse + out.variance.sum(-1)`` (eq. 24) or
     a Gaussian negative log-likelihood, need this switch:
 
     Examples:

@@ -53,7 +53,7 @@ def track(
 
     A chain of ``covary.nn`` layers needs corrections if it is to track its covariance, however it
     was trained. Half of the samples serve to measure by what factor each unit's estimated variance
-    is off (docs/theory.md, eq. 23). The other half serve to compare tracked covariances with exact
+    is off (docs/theory.md, eq. 28). The other half serve to compare tracked covariances with exact
     ones, for several values of ``exact_width``. Both results are buffers of the network, saved with
     its weights; what was measured before is replaced. Afterwards
     ``covary.with_covariance(net, "tracked")`` uses the least ``exact_width`` that was good enough,

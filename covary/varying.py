@@ -1,7 +1,7 @@
-"""The value in flight: a tensor whose elements vary, on which unmodified models run.
+"""Varying: a tensor whose elements vary, on which unmodified models run.
 
-``Varying`` is a tensor to whoever asks, and hands every torch function to the pass that it belongs
-to; ``covary.rules`` says what becomes of it. ``Located`` tells a pass which module is running.
+To a model it is a tensor; it hands every torch function to the pass that it belongs to, and
+``covary.rules`` says what becomes of it. ``Located`` tells a pass which module is running.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Varying(Tensor):
         return self
 
     def estimate(self, variances: Callable[[], Tensor]) -> Varying:
-        """Let the variance of each element be estimated in this way, if somebody asks for it."""
+        """Set how the variance of each element is estimated, once it is asked for."""
         self.spread = Lazy(variances)
         return self
 

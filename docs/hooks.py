@@ -13,6 +13,7 @@ _FORMULA = re.compile(
 )
 _CITATION = re.compile(r"(docs/theory\.md, eqs?\. \(?(\d+)\)?)")
 _NUMBER = re.compile(r"\\tag\{(\d+)\}")
+_LINES = re.compile(r"\s*\\begin\{aligned\}(.*)\\end\{aligned\}\s*", re.DOTALL)
 
 
 def _mathml(match: re.Match[str]) -> str:
@@ -20,11 +21,18 @@ def _mathml(match: re.Match[str]) -> str:
     if match["tag"] == "span":
         return convert(latex)
     number = _NUMBER.search(latex)
-    formula = convert(_NUMBER.sub("", latex), display="block")
+    formula = _lines(_NUMBER.sub("", latex))
     if number is None:
         return f'<div class="equation">{formula}</div>'
     n = number[1]
     return f'<div class="equation" id="eq-{n}">{formula}<span class="number">({n})</span></div>'
+
+
+def _lines(latex: str) -> str:
+    """A displayed formula. The converter cannot align lines; each becomes a formula of its own."""
+    aligned = _LINES.fullmatch(latex)
+    lines = aligned[1].replace("&", "").split(r"\\") if aligned else [latex]
+    return f"<div>{''.join(convert(line.strip(), display='block') for line in lines)}</div>"
 
 
 def on_page_content(page_html: str, **_: Any) -> str:

@@ -1,27 +1,23 @@
-"""For an engineer with a trained network: error bars for its outputs, without training it again.
+"""For an engineer with a trained CNN: error bars for its outputs, without training it again.
 
 python -m examples.convert_trained
 """
 
 from __future__ import annotations
 
-import argparse
-
 import torch
+from matplotlib import pyplot as plt
 
 import covary
+from examples.drawing import BLUE, ORANGE, options, save
 from examples.plain_digits import trained
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--noise", type=float, default=0.05)
-    arguments = parser.parse_args()
+    arguments = options(__doc__)
+    model, x, _, x_test, y_test = trained(2 if arguments.quick else 15)
 
-    model, x, _, x_test, y_test = trained(arguments.epochs)
-
-    net = covary.convert(model, noise=arguments.noise)
+    net = covary.convert(model, noise=0.05)
     covary.track(net, x)
     print(net)
 
@@ -37,7 +33,36 @@ def main() -> None:
     print(f"\n{len(y_test)} test digits, {right.float().mean():.1%} right")
     for name, some in (("right", right), ("wrong", ~right)):
         print(f"  {name}: the decision is {distance[some].median():.1f} deviations from changing")
-    print(f"\nagainst draws, {covary.verify(net, x_test[:8], draws=1600)}")
+    print(
+        f"\nagainst draws, {covary.verify(net, x_test[:8], draws=160 if arguments.quick else 1600)}"
+    )
+
+    figure, (bars, spread) = plt.subplots(1, 2, figsize=(9, 3.6))
+    closest = int(distance.argmin())
+    bars.errorbar(
+        range(10),
+        out.mean[closest],
+        yerr=2 * out.stddev[closest],
+        fmt="o",
+        color=BLUE,
+        ecolor="grey",
+    )
+    bars.set_xticks(range(10))
+    bars.set_xlabel("class")
+    bars.set_ylabel("logit, two deviations to each side")
+    bars.set_title(f"the closest decision (a {int(y_test[closest])})")
+    bars.set_ylim(top=float(out.mean[closest].max()) + 5)
+    picture = bars.inset_axes((0.8, 0.7, 0.2, 0.28))
+    picture.imshow(x_test[closest, 0], cmap="gray_r")
+    picture.set_axis_off()
+    for some, color, name in ((right, BLUE, "right"), (~right, ORANGE, "wrong")):
+        spread.hist(
+            distance[some], bins=30, range=(0, 30), density=True, alpha=0.6, color=color, label=name
+        )
+    spread.set_xlabel("lead of the best class, in standard deviations")
+    spread.set_ylabel("share of test digits (density)")
+    spread.legend(title="prediction")
+    save(figure, arguments.figure)
 
 
 if __name__ == "__main__":

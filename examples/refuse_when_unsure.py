@@ -1,29 +1,28 @@
-"""Let a classifier refuse the answers it is least sure of, and see what that does to its errors.
+"""For an engineer with a table: a classifier that refuses the answers it is least sure of.
 
 python -m examples.refuse_when_unsure
 """
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
+from matplotlib import pyplot as plt
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from covary.estimators import MomentClassifier
 from covary.uncertainty import metrics
+from examples.drawing import BLUE, ORANGE, options, save
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=60)
-    arguments = parser.parse_args()
+    arguments = options(__doc__)
 
     x, y = load_digits(return_X_y=True)
     x, x_test, y, y_test = train_test_split(x, y, test_size=0.5, random_state=0, stratify=y)
+    epochs = 2 if arguments.quick else 60
     model = MomentClassifier(
-        hidden=(64, 32), activation="heaviside", noise=0.2, epochs=arguments.epochs, random_state=0
+        hidden=(64, 32), activation="heaviside", noise=0.2, epochs=epochs, random_state=0
     )
     model.fit(x, y)
 
@@ -33,11 +32,20 @@ def main() -> None:
         "max-softmax (no covariance)": 1 - model.predict_proba(x_test, calibrated=False).max(1),
     }
     print(f"{len(y_test)} test digits, {wrong.mean():.1%} wrong if all are answered")
-    for name, score in scores.items():
+    figure, panel = plt.subplots(figsize=(6, 3.8))
+    for (name, score), color in zip(scores.items(), (BLUE, ORANGE), strict=True):
         curve = metrics.risk_coverage(score, wrong)
+        panel.plot(100 * curve.coverage, 100 * curve.risk, color=color, label=name)
         for answered in (0.95, 0.9, 0.8):
             risk = curve.risk[np.searchsorted(curve.coverage, answered)]
             print(f"  {name}: {risk:.2%} wrong of the surest {answered:.0%}")
+    panel.axhline(100 * wrong.mean(), color="grey", linestyle=":", label="all are answered")
+    panel.set_xlabel("answered, surest first (% of test digits)")
+    panel.set_ylabel("wrong among the answered (%)")
+    panel.set_xlim(50, 100)
+    panel.set_ylim(0)
+    panel.legend()
+    save(figure, arguments.figure)
 
 
 if __name__ == "__main__":

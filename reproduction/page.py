@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -177,6 +177,20 @@ def _against(experiment: Experiment, record: Mapping[str, Any]) -> str:
     return f"; of ours {held} of {len(known)} hold" if held < len(known) else ""
 
 
+def unknown(found: Sequence[Section]) -> dict[str, list[Section]]:
+    """Experiments whose results leave something open, by what that is."""
+    return {
+        "not run, or not with the settings of now": [
+            each for each in found if each.record is None or each.outdated
+        ],
+        "shorter than in the paper": [
+            each for each in found if each.record and each.facts["scale"] != "paper"
+        ],
+        "of one seed": [each for each in found if each.facts["over"].startswith("1 seed")],
+        "with claims not tested": [each for each in found if "not tested" in each.verdict],
+    }
+
+
 def write(results: Path, *, markdown: Path, html: Path) -> None:
     """Write what the experiments gave beside what the paper says, as two pages.
 
@@ -212,6 +226,7 @@ def _render(template: str, found: list[Section], results: Path) -> str:
     return environment.get_template(template).render(
         sections=found,
         counted=Counter(section.plain_verdict for section in found),
+        unknown=unknown(found),
         style=Markup((files("covary.report") / "page.css").read_text(encoding="utf-8")),
         folder=FIGURE_FOLDER,
         glossary=GLOSSARY,

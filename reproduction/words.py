@@ -16,8 +16,8 @@ GLOSSARY = {
     "determinant and a constant, over the directions in which it varies.",
     "separability": "of two groups of numbers, the paper's measure: the difference of their "
     "averages over the square root of the sum of their variances.",
-    "right, wrong, foreign": "test samples that the network classifies as their labels say, those "
-    "it does not, and inputs of another kind than it was trained on.",
+    "right, wrong, OOD": "test samples that the network classifies as their labels say, those it "
+    "does not, and out-of-distribution inputs, of another kind than it was trained on.",
     "AUROC": "the chance that a sample that should be flagged scores higher than one that should "
     "not; 0.5 is guessing, 1 is perfect.",
     "MNN, dMNN": "networks with covariances in full, and with variances alone.",

@@ -1,34 +1,47 @@
-"""The examples run from the command line, on a small scale."""
+"""Every script of the gallery runs, draws its picture, and stands on the gallery's page."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from examples import __main__ as gallery
+
 ROOT = Path(__file__).parent.parent
-
-
-def run(name: str, *arguments: str) -> str:
-    command = [sys.executable, "-m", f"examples.{name}", *arguments]
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
-
-
-def test_refuse_when_unsure():
-    assert run("refuse_when_unsure", "--epochs", "2").count("wrong of the surest 90%") == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("convert_trained", "deviations from changing"),
-        ("convert_and_fine_tune", "fine-tuned:"),
-        ("convert_from_a_module_on", "noise from module 'head' on"),
-    ],
+PAGE = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+READERS = (
+    "For an engineer with a table",
+    "For an engineer with a trained CNN",
+    "For a researcher of uncertainty",
+    "For a computational neuroscientist",
 )
-def test_converting(name, says):
-    assert says in run(name, "--epochs", "2")
+
+
+@pytest.mark.parametrize("name", gallery.SCRIPTS)
+def test_a_script_runs_and_draws(name, tmp_path):
+    picture = tmp_path / "picture.png"
+    assert gallery.run(name, picture, "--quick")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", gallery.SCRIPTS)
+def test_a_script_is_short_and_says_for_whom_it_is(name):
+    source = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
+    assert len(source.splitlines()) < 80
+    assert gallery.about(name).startswith(READERS)
+
+
+@pytest.mark.parametrize("name", gallery.SCRIPTS)
+def test_the_page_shows_the_script(name):
+    before, after = gallery.section(name, "\0").split("\0")
+    assert before in PAGE, "run `python -m examples`"
+    assert after in PAGE
+    picture = ROOT / "docs" / gallery.FIGURES / f"{name}.png"
+    assert picture.stat().st_size < 150_000
+
+
+def test_nothing_in_the_folder_is_left_out():
+    files = {path.stem for path in (ROOT / "examples").glob("*.py")}
+    assert files - {"__init__", "__main__"} == {*gallery.SCRIPTS, *gallery.OTHERS}
+    assert PAGE.endswith(gallery.others())

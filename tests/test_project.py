@@ -125,6 +125,13 @@ print(*{name.split(".")[0] for name in sys.modules} - before)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+def test_the_readme_is_short_and_names_what_is_there():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 180
+    for place in re.findall(r"\]\(([^)#:]+)[^)]*\)", text):
+        assert place == "https" or (ROOT / place).exists(), place
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples_in_documents_run(page, monkeypatch, tmp_path):
     """The python blocks of a page, one after the other, as a reader would paste them."""
@@ -161,7 +168,9 @@ def test_stored_measurements_keep_the_promises():
 
 def test_code_cites_equations_that_exist():
     theory = (ROOT / "docs" / "theory.md").read_text(encoding="utf-8")
-    numbered = set(re.findall(r"\\tag\{(\d+)\}", theory))
+    numbers = re.findall(r"\\tag\{(\d+)\}", theory)
+    assert numbers == [str(n + 1) for n in range(len(numbers))], "number equations as they stand"
+    numbered = set(numbers)
     cited = set()
     for path in SOURCES:
         source = path.read_text(encoding="utf-8")

@@ -387,7 +387,7 @@ def test_draws_outside_of_the_domain_of_a_function_are_told():
 
 
 def test_a_rule_of_ones_own():
-    """What docs/convert.md tells a reader to do."""
+    """What docs/own-rule.md tells a reader to do."""
 
     def expit(x):
         return torch.special.expit(x)

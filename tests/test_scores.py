@@ -306,3 +306,14 @@ def test_no_samples_at_all():
     nothing = Moments(torch.zeros(0, 3), Full(torch.zeros(0, 3, 3), torch.zeros(1, 1)))
     for name, score in scores.SCORES.items():
         assert score(nothing).shape == (0,), name
+
+
+def test_expected_softmax_of_two_classes_is_as_close_as_it_says():
+    nodes = torch.linspace(-12, 12, 8001, dtype=torch.float64)
+    weights = torch.softmax(-nodes.square() / 2, 0)
+    for spread, bound in ((1.0, 0.005), (3.0, 0.018), (30.0, 0.018), (1000.0, 0.018)):
+        lead = torch.linspace(0, 6 * spread, 200, dtype=torch.float64)
+        exact = torch.sigmoid(lead[:, None] + spread * nodes) @ weights
+        half = torch.full((1, 2), spread**2 / 2, dtype=torch.float64)
+        found = scores.expected_softmax(Moments(torch.stack([lead, 0 * lead], 1), Diagonal(half)))
+        assert (found[:, 0] - exact).abs().max() < bound

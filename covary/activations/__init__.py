@@ -112,17 +112,17 @@ _REGISTRY["leaky_relu"] = leaky_relu()
 
 
 def names() -> list[str]:
-    """The names that ``get`` knows of activations for networks: of any input, growing linearly."""
+    """The names of activations for networks: defined everywhere, growing at most linearly."""
     return sorted([*(found.name for found in _NETWORKS), "leaky_relu", "lif"])
 
 
 def functions() -> list[str]:
-    """The other names that ``get`` knows: functions that grow faster, or not of any input."""
+    """The other names that ``get`` takes: functions that grow faster, or have a limited domain."""
     return sorted(found.name for found in _FUNCTIONS)
 
 
 def get(activation: str | MomentActivation) -> MomentActivation:
-    """The moment activation of this name; one that already is one is returned as it is.
+    """The moment activation of this name; a moment activation is returned as it is.
 
     Examples:
         >>> get("relu")

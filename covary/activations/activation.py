@@ -19,7 +19,7 @@ _TINY = 1e-30
 
 
 class ActivationMoments(NamedTuple):
-    """What h(x) is like for x ~ N(mu, var), elementwise; docs/theory.md, eqs. (4) to (6)."""
+    """Mean, variance and gain of h(x) for x ~ N(mu, var); docs/theory.md, eqs. (4) to (6)."""
 
     mean: Tensor  # E[h(x)]
     variance: Tensor  # Var[h(x)]
@@ -112,12 +112,12 @@ class MomentActivation:
 
 
 def _all_above(least: float, var: Tensor) -> bool:
-    """Whether it is known, without waiting for a device, that all variances are above."""
+    """Whether all variances are above; False where finding out would wait for a device."""
     return _is_readable(var) and bool(var.min() > least)
 
 
 def known_empty(mask: Tensor) -> bool:
-    """Whether it is known, without waiting for a device, that nothing is marked."""
+    """Whether no element is True; False where finding out would wait for a device."""
     return _is_readable(mask) and not bool(mask.any())
 
 

@@ -1,4 +1,6 @@
-"""The Dawson-like functions g and h of the LIF neuron, and their integrals, by table.
+"""The Dawson-like functions of the LIF neuron and their integrals, by table.
+
+They are f_1, f_2, F_1 and F_2 in docs/theory.md, and g, h, G and H here:
 
     g(x) = e^{x^2} int_{-inf}^x e^{-u^2} du,        g' = 1 + 2 x g,      G(x) = int_0^x g,
     h(x) = e^{x^2} int_{-inf}^x e^{-u^2} g(u)^2 du, h' = 2 x h + g^2,    H(x) = int_{-inf}^x h.

@@ -26,12 +26,12 @@ _LARGEST = 100.0  # of sigma / mu; where it is larger, results are those of this
 
 
 def _sin_moments(mu: Tensor, var: Tensor) -> ActivationMoments:
-    """docs/theory.md, eq. (37)."""
+    """docs/theory.md, eq. (21)."""
     return _wave(torch.sin(mu), torch.cos(mu), var)
 
 
 def _cos_moments(mu: Tensor, var: Tensor) -> ActivationMoments:
-    """docs/theory.md, eq. (37)."""
+    """docs/theory.md, eq. (21)."""
     return _wave(torch.cos(mu), -torch.sin(mu), var)
 
 

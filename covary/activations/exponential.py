@@ -1,7 +1,7 @@
 """Exponential functions: ELU, CELU, SELU, exp and expm1, with closed forms.
 
 The ELUs are computed in float64 whatever the arguments are, where the device has it. Errors of the
-mean (in units of max(|mean|, sigma)), the variance and the gain (relative) stay below 1e-9 in
+mean (relative to max(|mean|, sigma)), the variance and the gain (relative) stay below 1e-9 in
 float64 and 1e-6 in float32.
 """
 
@@ -26,7 +26,7 @@ from covary.activations.piecewise import expectations, in_blocks
 def _elu_moments(
     mu: Tensor, var: Tensor, *, alpha: float, rate: float, scale: float
 ) -> ActivationMoments:
-    """``scale x`` for x > 0, else ``scale alpha (exp(rate x) - 1)``; docs/theory.md, eq. (35)."""
+    """``scale x`` for x > 0, else ``scale alpha (exp(rate x) - 1)``; docs/theory.md, eq. (19)."""
     return in_blocks(partial(_block, alpha=alpha, rate=rate, scale=scale), mu, var)
 
 
@@ -131,7 +131,7 @@ def celu(alpha: float = 1.0) -> MomentActivation:
 
 
 def _exp_moments(mu: Tensor, var: Tensor) -> ActivationMoments:
-    """The lognormal distribution; docs/theory.md, eq. (36)."""
+    """The lognormal distribution; docs/theory.md, eq. (20)."""
     mean = torch.exp(mu + var / 2)
     return ActivationMoments(mean, torch.exp(2 * (mu + var)) * -torch.expm1(-var), mean)
 

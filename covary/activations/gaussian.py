@@ -1,4 +1,4 @@
-"""What lies beyond a point of the standard normal: the special functions of the closed forms.
+"""Tail integrals of the standard normal: the special functions of the closed forms.
 
 Every closed form in this package is built from the density at ``a = |mu| / sigma`` and the first
 three iterated tail integrals there (docs/theory.md, eq. 8),
@@ -62,8 +62,8 @@ def tail(mu: Tensor, sigma: Tensor) -> Tail:
     """
     a = (F.leaky_relu(mu, -1.0) / sigma).clamp(max=_FAR.get(mu.dtype, 16.0))
     density = torch.exp(_plus_product(-0.5 * math.log(2 * math.pi), a, a, factor=-0.5))
-    # The integrals divided by the density vary slowly; these are called g0, g1 and g2 = second / 2
-    # in the theory, and obey 1 = g1 + a g0 and g0 = 2 g2 + a g1.
+    # The integrals divided by the density vary slowly: g0, g1 and g2 = second / 2 are R_0, R_1 and
+    # R_2 of the theory, and obey 1 = g1 + a g0 and g0 = 2 g2 + a g1.
     if mu.dtype == torch.float64:
         g0 = math.sqrt(math.pi / 2) * torch.special.erfcx(a * math.sqrt(0.5))
         g1 = 1 - a * g0

@@ -155,7 +155,7 @@ def quadrature_moments(
     if known_empty(narrow):
         return ActivationMoments(mean, variance, gain)
     slope, bend, second = _sums(derivative, mu, sigma, rules)
-    # The Hermite series of h' (docs/theory.md, eq. 33): its first two terms, and of all others what
+    # The Hermite series of h' (docs/theory.md, eq. 22): its first two terms, and of all others what
     # the third would make of them.
     rest = (second - slope.square() - bend.square()).clamp(min=0)
     from_slopes = var * (slope.square() + bend.square() / 2 + rest / 3)

@@ -16,7 +16,7 @@ from covary.activations.neuron import LIF
 def lif(
     *, v_th: float = 20.0, v_res: float = 0.0, t_ref: float = 5.0, leak: float = 0.05
 ) -> MomentActivation:
-    """The moment activation of leaky integrate-and-fire neurons; docs/theory.md, eqs. (24) to (28).
+    """The moment activation of leaky integrate-and-fire neurons; docs/theory.md, eqs. (32) to (36).
 
     Its input is a current of mean ``mu`` (mV/ms) and white noise of intensity ``var`` (mV^2/ms);
     its mean is a rate in spikes per ms, its variance that of the spike count per ms, counted over
@@ -43,7 +43,7 @@ def lif(
 
 
 def _moments(mu: Tensor, var: Tensor, *, neuron: LIF) -> ActivationMoments:
-    """docs/theory.md, eqs. (25) to (27)."""
+    """docs/theory.md, eqs. (33) to (35)."""
     both = torch.broadcast_tensors(mu, var)  # type: ignore[no-untyped-call]
     return ActivationMoments(*_Moments.apply(*both, neuron))  # type: ignore[no-untyped-call]
 
@@ -147,7 +147,7 @@ def _rates(passage: _Passage) -> ActivationMoments:
 def _derivatives(
     mu: Tensor, var: Tensor, neuron: LIF
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Of mean, variance and gain by mu and by var; docs/theory.md, eq. (28).
+    """Of mean, variance and gain by mu and by var; docs/theory.md, eq. (36).
 
     x g = (g' - 1) / 2, x g' = g'' / 2 - g and x h = (h' - g^2) / 2 spare differences of products
     that are almost equal where x is large and negative.

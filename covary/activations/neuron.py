@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LIF:
-    """A leaky integrate-and-fire neuron, in mV and ms; docs/theory.md, eq. (24).
+    """A leaky integrate-and-fire neuron, in mV and ms; docs/theory.md, eq. (32).
 
     dV/dt = -leak V + input. At ``v_th`` it fires, goes to ``v_res`` and stays there for ``t_ref``.
     The default constants are those of the paper.
@@ -64,7 +64,7 @@ class LIF:
     def irregular_noise(self) -> float:
         """Sigma, in mV per sqrt(ms), that makes it fire irregularly, by chance.
 
-        With it, reset and threshold are 1 apart in the units of docs/theory.md, eq. (25).
+        With it, reset and threshold are 1 apart in standard units, docs/theory.md, eq. (33).
         """
         return math.sqrt(self.leak) * (self.v_th - self.v_res)
 

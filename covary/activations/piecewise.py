@@ -1,9 +1,9 @@
 """Piecewise polynomial activations: hardtanh, ReLU6, hardsigmoid, hardswish and the shrinks.
 
-Moments are closed forms, sums over pieces of truncated Gaussian moments (docs/theory.md, eq. 34).
+Moments are closed forms, sums over pieces of truncated Gaussian moments (docs/theory.md, eq. 18).
 They are computed in float64 whatever the arguments are, where the device has it: what cancels in a
 piece far from mu, about z^4 units in the last place, then does not matter. Relative errors of mean
-(in units of max(|mean|, sigma)), variance and gain are about 1e-12 in float64 and 1e-6 in float32.
+(relative to max(|mean|, sigma)), variance and gain are about 1e-12 in float64 and 1e-6 in float32.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Pieces:
 
 
 def _moments(mu: Tensor, var: Tensor, *, function: Function, pieces: Pieces) -> ActivationMoments:
-    """Mean, variance and gain of a piecewise polynomial; docs/theory.md, eq. (34)."""
+    """Mean, variance and gain of a piecewise polynomial; docs/theory.md, eq. (18)."""
     return in_blocks(partial(_block, function=function, pieces=pieces), mu, var)
 
 

@@ -1,6 +1,6 @@
 """Smooth activations without closed forms, by quadrature: tanh, sigmoid, SiLU, softplus and others.
 
-Errors of the mean (in units of max(|mean|, sigma)), the variance and the gain (relative) are below
+Errors of the mean (relative to max(|mean|, sigma)), the variance and the gain (relative) are below
 1e-5 in float32 and 1e-9 in float64 up to sigma = 3, and grow beyond. Where a function is all but
 constant (tanh at 8), gains and variances are exact to rounding errors of its values only.
 """

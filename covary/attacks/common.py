@@ -1,4 +1,4 @@
-"""What attacks share: what they take, and how they ask a network."""
+"""What attacks share: checks of their arguments, and asking a network for outputs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def box(x: Tensor, epsilon: float | Tensor, bounds: Bounds | None) -> Box:
 
 
 def check(x: Tensor, y: Tensor, epsilon: float | Tensor, bounds: Bounds | None) -> None:
-    """Say what is wrong with what an attack was given."""
+    """An error, if the arguments of an attack do not fit."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(
@@ -123,13 +123,13 @@ def _check_bounds(x: Tensor, bounds: Bounds) -> None:
 
 
 def check_whole(value: int, name: str, least: int) -> None:
-    """A number of times must be whole, and enough."""
+    """An error unless the number is whole and large enough."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} is a whole number >= {least}, got {value}.")
 
 
 def check_fraction(value: float, name: str) -> None:
-    """In (0, 1]; NaN is not."""
+    """An error unless the number is in (0, 1]."""
     if not (math.isfinite(value) and 0 < value <= 1):
         raise ValueError(f"{name} is in (0, 1], got {value}.")
 

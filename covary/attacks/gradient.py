@@ -78,7 +78,7 @@ def fgsm(
     not zero. See ``input_gradient`` for ``net``, ``x``, ``y`` and the rest.
 
     Args:
-        epsilon: how far, in the units of x; one number, or one for each feature.
+        epsilon: how far, on the scale of x; one number, or one for each feature.
         bounds: (low, high) that no feature may leave; x has to be within. None: no bounds.
     """
     check(x, y, epsilon, bounds)
@@ -107,7 +107,7 @@ def pgd(
     rest.
 
     Args:
-        epsilon: how far, in the units of x; one number, or one for each feature.
+        epsilon: how far, on the scale of x; one number, or one for each feature.
         steps: how many gradients are followed.
         step_size: how far a step goes; by default ``2.5 * epsilon / steps``, enough to cross the
             ball and turn.

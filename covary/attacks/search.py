@@ -55,7 +55,7 @@ def square(
         net: (B, *shape) -> ``Moments`` or logits (B, classes); asked in evaluation mode.
         x: (B, *shape) inputs, floating point, as the network takes them.
         y: (B,) their labels.
-        epsilon: how far, in the units of x; one number, or one for each feature.
+        epsilon: how far, on the scale of x; one number, or one for each feature.
         queries: how often the network is asked about each input, the start included.
         share: the part of an input that the first squares cover.
         confidence: an input is left alone once its margin is below minus this. 0: once it is

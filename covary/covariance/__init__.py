@@ -1,4 +1,4 @@
-"""How the covariance of a layer is held.
+"""How the covariance of a layer is stored, and what layers do to it.
 
 Each class answers the same questions (``Covariance``); ``dense()`` is the truth they are
 tested against. The batch dimension is 1 where the whole batch has the same covariance and B where
@@ -35,7 +35,7 @@ __all__ = [
     "start",
 ]
 
-# How a network may hold its covariance: by name, or as a class.
+# How a network may store its covariance: by name, or as a class.
 Kind = str | type[Covariance]
 
 _CLASSES: dict[str, type[Covariance]] = {
@@ -47,12 +47,12 @@ _CLASSES: dict[str, type[Covariance]] = {
 
 
 def names() -> list[str]:
-    """The ways to hold a covariance that have a name."""
+    """The names of the covariance classes."""
     return list(_CLASSES)
 
 
 def check_kind(covariance: Kind) -> Kind:
-    """The name itself, if it is one; of a class its name, or the class itself if it has none."""
+    """A name as it is; a class by its name, or as it is if it has none; else an error."""
     if isinstance(covariance, type) and issubclass(covariance, Covariance):
         return next((name for name, cls in _CLASSES.items() if cls is covariance), covariance)
     if not isinstance(covariance, str) or covariance not in _CLASSES:
@@ -64,7 +64,7 @@ def check_kind(covariance: Kind) -> Kind:
 
 
 def start(covariance: Kind, var: Tensor, n: int) -> Covariance:
-    """The covariance of n independent inputs, held in this way.
+    """The covariance of n independent inputs, as an object of this class.
 
     Their variance is (1, 1) where all inputs have the same, else (B, n).
     """

@@ -25,15 +25,15 @@ class Response(Protocol):
 
     @property
     def mean(self) -> Tensor:
-        """Of each unit."""
+        """(B, n) mean of each unit."""
 
     @property
     def variance(self) -> Tensor:
-        """Of each unit."""
+        """(B, n) variance of each unit."""
 
     @property
     def gain(self) -> Tensor:
-        """The slope of each unit's mean."""
+        """(B, n) gain of each unit: the derivative of its mean by that of its input."""
 
 
 def register_value(
@@ -70,7 +70,7 @@ def register_value(
 
 
 class Covariance(ABC):
-    """The covariance of n units for a batch: (1 | B, n, n), held in whatever way is cheapest."""
+    """The covariance of n units for a batch: (1 | B, n, n), stored in whatever way is cheapest."""
 
     @classmethod
     @abstractmethod

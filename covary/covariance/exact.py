@@ -1,4 +1,4 @@
-"""Covariances held exactly, but for what their names say: correlations dropped, or shared."""
+"""Full, diagonal (no correlations) and shared (one for the batch) covariances."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Diagonal(Covariance):
 @register_value
 @dataclass(frozen=True, eq=False, repr=False)
 class Shared(Covariance):
-    """One covariance for a whole mini-batch; docs/theory.md, eq. (21).
+    """One covariance for a whole mini-batch; docs/theory.md, eq. (26).
 
     Activations take its gain and variance at the batch's average mean, so it never gets a batch
     dimension. The means themselves stay per-sample.

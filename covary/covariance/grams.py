@@ -1,4 +1,4 @@
-"""What first weights make of the noise of inputs, W diag(var) W^T, kept from batch to batch.
+"""A cache of W diag(var) W^T: what the first weight of a network makes of the noise of inputs.
 
 Kept for each weight for as long as it lives, outside of modules and values: so nothing of it is
 ever copied or saved. It spares every batch but the first the product W W^T.
@@ -69,7 +69,7 @@ def form(weight: Tensor, var: Tensor, owner: Tensor | None) -> Tensor:
 
 
 def version_of(weight: Tensor | None) -> int | None:
-    """How often the content was changed; None where nobody counts (compiled, inference mode)."""
+    """How often the content was changed; None where torch does not count (compiled, inference)."""
     # Within a pytree that is taken apart, anything may stand in the place of a tensor.
     if torch.compiler.is_compiling() or not isinstance(weight, Tensor) or weight.is_inference():
         return None
@@ -77,7 +77,7 @@ def version_of(weight: Tensor | None) -> int | None:
 
 
 def _can_be_kept(weight: Tensor) -> bool:
-    """Not where nobody counts changes, nor on other devices, which comparing would wait for."""
+    """Whether torch counts changes of the weight, on a CPU (comparing would wait for a device)."""
     if version_of(weight) is None or weight.device.type != "cpu":
         return False
     return not is_functorch_wrapped_tensor(weight)

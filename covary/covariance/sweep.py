@@ -1,8 +1,8 @@
 """The sweep: rows pulled back through linear maps, meeting every source of noise on the way.
 
-A tape holds what a forward pass did: values as linear functions of values before them, and the
+A tape records what a forward pass did: values as linear functions of values before them, and the
 noise that entered each. The covariance of a value is the sum over sources s of J_s D_s J_s^T, where
-the rows of J_s are those of the value pulled back to the source (docs/theory.md, eq. 22). A value
+the rows of J_s are those of the value pulled back to the source (docs/theory.md, eq. 27). A value
 that is used twice is one entry of the tape: what comes back from both uses is added first.
 """
 

@@ -26,7 +26,7 @@ class Swept(Covariance):
     """The covariance of a value (B, *event) on a tape; its units are the flat event.
 
     Variances, the matrix and projections cost as many rows of a sweep as they have rows. With exact
-    variances at every nonlinearity the result would be exact (docs/theory.md, eq. 22).
+    variances at every nonlinearity the result would be exact (docs/theory.md, eq. 27).
 
     Attributes:
         tape: what the forward pass wrote down.

@@ -1,4 +1,4 @@
-"""A covariance as a recipe: each unit's variance, and how the rest came about."""
+"""A tracked covariance: estimated variances, and the recipe that gives the rest by a sweep."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Tracked(Covariance):
     """``gain_i gain_j (W C W^T)_ij`` plus ``excess`` on the diagonal, for a C that is a recipe too.
 
     Activations take each unit's variance as an ``estimate``: what the squares of the weights make
-    of the estimates before them, times a measured correction (docs/theory.md, eq. 23). No matrix
+    of the estimates before them, times a measured correction (docs/theory.md, eq. 28). No matrix
     is formed on the way. Whoever asks for the covariance gets it by one sweep back through the
     recipe: as many backward passes as there are units here, instead of a forward pass for every
-    hidden unit. With exact estimates the result is exact (eq. 22).
+    hidden unit. With exact estimates the result is exact (eq. 27).
 
     Attributes:
-        before: what the weight is applied to; without a weight, a covariance that is held exactly,
-            where the recipe starts.
+        before: what the weight is applied to; without a weight, the exact covariance at which the
+            recipe starts.
         weight: (m, n), or None.
         gain: (1 | B, m), or None for 1.
         excess: (1 | B, m), or None for 0.
@@ -197,7 +197,7 @@ class Tracked(Covariance):
             return core
 
     def quadratic(self, rows: Tensor) -> Tensor:
-        """R C R^T: the sweep, some samples at a time. docs/theory.md, eq. (22)."""
+        """R C R^T: the sweep, some samples at a time. docs/theory.md, eq. (27)."""
         wants_grad = torch.is_grad_enabled() and (self.estimate.requires_grad or rows.requires_grad)
         with torch.set_grad_enabled(wants_grad), without_autocast(rows.device):
             if self.estimate.dim() > 2:

@@ -44,12 +44,12 @@ class Row(NamedTuple):
 
     @property
     def is_good(self) -> bool:
-        """Whether nobody needs better; equal entropies everywhere have no rank."""
+        """Whether it is close enough to exact covariances; equal entropies have no rank (NaN)."""
         return not (self.rank < _GOOD_RANK) and self.error <= _GOOD_ERROR
 
     @property
     def is_poor(self) -> bool:
-        """Whether a user has to know."""
+        """Whether a warning is due: rank correlation or error is out of bounds."""
         return self.rank < _POOR_RANK or not (self.error <= _POOR_ERROR)
 
     def __str__(self) -> str:

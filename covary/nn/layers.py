@@ -98,7 +98,7 @@ def mean_of_constant_variance(
 
 
 class _MeanOfConstantVariance(torch.autograd.Function):
-    """Gives ``mean`` back; its gradient with respect to mu is ``gain``. docs/theory.md, eq. (18).
+    """Gives ``mean`` back; its gradient with respect to mu is ``gain``. docs/theory.md, eq. (23).
 
     The gain comes with the covariance, so the backward pass of SMUC costs one product and keeps
     none of the activation's intermediate results.

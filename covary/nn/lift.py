@@ -31,7 +31,7 @@ class Lift(Noisy):
     Args:
         noise: the standard deviation sigma_1 of the input. It is saved with the weights
             (``state_dict``) and loaded with them, as is ``poisson``.
-        covariance: how the network holds its covariance from here on: ``"full"`` (one matrix per
+        covariance: how the network stores its covariance from here on: ``"full"`` (one matrix per
             sample), ``"tracked"`` (one per sample too, but approximate, and computed only where it
             is looked at: much cheaper), ``"diagonal"`` (variances only) or ``"shared"`` (one matrix
             per mini-batch, in evaluation mode too, so that samples depend on their neighbours; see

@@ -22,7 +22,7 @@ class Linear(nn.Module):
     """mean -> W mean + b, C -> W C W^T, with the parameters and initialisation of ``nn.Linear``.
 
     In a network that tracks its covariance, each unit's variance is estimated and corrected by a
-    factor, whose logarithm is the buffer ``log_correction`` (docs/theory.md, eq. 23). It is updated
+    factor, whose logarithm is the buffer ``log_correction`` (docs/theory.md, eq. 28). It is updated
     in training as batch norm's statistics are, and measured by ``covary.track``; ``probed`` counts
     the units measured so far. A network that never tracked has neither buffer.
     """

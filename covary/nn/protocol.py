@@ -1,4 +1,4 @@
-"""What a layer says of itself, so that nobody has to know its class: plain version, draw, noise."""
+"""What every layer of moments provides: a conventional version, a drawn version, its noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers between the units of data and those of a network: Standardize before, Rescale behind."""
+"""Layers between the scale of data and that of a network: Standardize before, Rescale behind."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Standardize(nn.Module):
 
 
 class Rescale(nn.Module):
-    """mean -> mean * scale + shift, C -> scale_i scale_j C_ij: outputs in their original units.
+    """mean -> mean * scale + shift, C -> scale_i scale_j C_ij: outputs on their original scale.
 
     What comes out is of the type of the buffers if that is the wider one: float64 keeps small
     differences between values around 1e9.
@@ -57,7 +57,7 @@ class Rescale(nn.Module):
 
     @classmethod
     def of(cls, y: Tensor) -> Rescale:
-        """What brings numbers of average 0 and deviation 1 to the units of these targets (n, t)."""
+        """What brings numbers of average 0 and deviation 1 to the scale of these targets (n, t)."""
         return cls(y.mean(0), y.std(0, correction=0))
 
     @each_row
@@ -96,7 +96,7 @@ class Rescaled(nn.Module):
 
 
 def before_units(net: nn.Module) -> tuple[list[nn.Module], Rescale | None]:
-    """The layers of a network without the one that gives outputs their units, and that one.
+    """The layers of a network without the one that gives outputs their scale, and that one.
 
     It is the last layer, ``Rescale`` or its conventional version, of an ``nn.Sequential``, or of
     one that is the last of another. Any other module, a compiled one too, counts as one layer,

@@ -234,7 +234,7 @@ class MomentPass(Pass):
         """The variance of each element before its noise, as it was measured on average.
 
         Where it can be estimated for each sample, the estimate, with the factor by which the
-        measured average exceeds the average of estimates (docs/theory.md, eq. 40).
+        measured average exceeds the average of estimates (docs/theory.md, eq. 31).
         """
         measured = self.measured(name, x.numbers, x.samples)
         if x.spread is None or not self.known:

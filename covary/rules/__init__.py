@@ -1,7 +1,7 @@
 """What each torch function makes of values that vary: one short rule each, by family.
 
 ``RULES`` is the registry. To add a rule, decorate a function with ``rule``, ``elementwise`` or
-``composed`` (docs/convert.md, "Your own rule").
+``composed`` (docs/own-rule.md).
 """
 
 # The modules are imported for the rules that they register.

@@ -245,7 +245,7 @@ _COMPARING = (
 
 
 def compared(*args: Any, **kwargs: Any) -> Any:
-    """What holds for the means; it does not vary, but no Python ``if`` may ask for it."""
+    """A comparison of the means. Its result does not vary, and no Python ``if`` may read it."""
     values = [value for value in args if isinstance(value, Varying)]
     run = values[0].run
     run.note(CHOICE)

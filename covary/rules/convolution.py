@@ -1,4 +1,4 @@
-"""Convolutions: exact, and, with what they cost, most of what a sweep costs."""
+"""Convolutions: exact. They cost most of a sweep, so rows go back by the fastest way known."""
 
 from __future__ import annotations
 

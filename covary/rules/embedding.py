@@ -1,4 +1,4 @@
-"""Whole numbers become real ones: noise enters behind an embedding."""
+"""Embeddings: whole numbers cannot vary, so noise enters behind them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rules are made of: linear maps of one value, linearisation, checks of the batch."""
+"""Building blocks of rules: linear maps of one value, linearisation, checks of the batch."""
 
 from __future__ import annotations
 

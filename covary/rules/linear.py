@@ -80,7 +80,7 @@ def sub(x: Any, y: Any, *, alpha: float = 1) -> Varying:
 
 @rule("rsub", Tensor.__rsub__)
 def rsub(x: Any, y: Any, *, alpha: float = 1) -> Varying:
-    """Y - alpha x."""
+    """``other - alpha * x``."""
     return _sum(x, y, -alpha, 1.0)
 
 
@@ -110,7 +110,7 @@ def _sum(x: Any, y: Any, a: float, b: float) -> Varying:
 
 
 def scaled(x: Varying, factor: Any) -> Varying:
-    """X times a factor that does not vary, a number or a tensor that may broadcast it."""
+    """Multiply x by a factor that does not vary, a number or a tensor that may broadcast it."""
     mean = x.numbers * factor
     shape, samples, by = x.numbers.shape, x.samples.of_dim(mean.dim()), kept(x.run, factor)
     value = mapped(x, mean, lambda rows: summed_to(rows * by, shape), samples=samples)

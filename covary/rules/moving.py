@@ -1,4 +1,4 @@
-"""Functions that put elements elsewhere, side by side, or apart: exact for mean and covariance."""
+"""Functions that move, join or split elements: exact for mean and covariance."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ rule("div", "divide", "true_divide")(divide)
 
 @rule(Tensor.__rdiv__, Tensor.__rtruediv__)
 def rdivide(x: Varying, y: Any) -> Varying:
-    """Y / x."""
+    """``y / x``."""
     return divide(y, x)
 
 
@@ -104,7 +104,7 @@ def matmul(x: Any, y: Any) -> Varying:
 
 @composed("addmm", "baddbmm")
 def addmm(x: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    """Beta x + alpha (mat1 @ mat2)."""
+    """``beta * x + alpha * (mat1 @ mat2)``."""
     return beta * x + alpha * torch.matmul(mat1, mat2)
 
 

@@ -1,4 +1,4 @@
-"""Functions that are asked about the mean, and whose answer does not vary: shapes, types, zeros."""
+"""Functions that need only the mean, and whose result does not vary: shapes, types, zeros."""
 
 from __future__ import annotations
 

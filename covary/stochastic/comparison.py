@@ -1,4 +1,4 @@
-"""Analytic moments held against sampled ones: how far off, and how sure that is."""
+"""Analytic moments compared with sampled ones: how far off, and how sure that is."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Error(NamedTuple):
         return math.sqrt(self.value**2 + self.squared_error) - self.value
 
     def is_above(self, limit: float) -> bool:
-        """Whether it is, beyond doubt: by three standard errors."""
+        """Whether the error is above a limit by at least three standard errors."""
         return self.squared - 3 * self.squared_error > limit**2
 
     @classmethod
@@ -89,7 +89,7 @@ ERRORS = ("mean", "variance", "covariance", "off_diagonal")
 
 
 def compare(estimate: Estimate, mean: Tensor, covariance: Tensor) -> Comparison:
-    """Hold a mean (n,) and a covariance (n, n) against the estimate for one input."""
+    """Compare a mean (n,) and a covariance (n, n) with the estimate for one input."""
     mean, covariance = mean.double(), covariance.double()
     variance = covariance.diagonal()
 

@@ -134,7 +134,7 @@ def from_nir(
     far from threshold their reset is.
 
     Args:
-        source: a graph, or a file that holds one.
+        source: a graph, or a file that contains one.
         noise: sigma of the inputs and of each layer's background, one for all or a list; in the
             units of the inputs, and in voltage per sqrt(ms). Needed if the graph knows of none:
             moments without noise are those of a network that has nothing to be unsure of.
@@ -142,7 +142,7 @@ def from_nir(
         poisson: whether inputs are spikes, given by their rate per ms, and not currents.
         spike_width: as in ``to_nir``; None for Dirac pulses.
         ms_per_unit: as in ``to_nir``; 1000 if the graph does not tell.
-        covariance: how it is held; see ``covary.nn.Lift``.
+        covariance: how it is stored; see ``covary.nn.Lift``.
 
     Examples:
         >>> import covary

@@ -30,7 +30,7 @@ class Arrivals(NamedTuple):
 
 
 class Membranes:
-    """Neurons with equal constants: dV = (-leak V + drive) dt + noise + spikes; eq. (24).
+    """Neurons with equal constants: dV = (-leak V + drive) dt + noise + spikes; eq. (32).
 
     Below threshold a step is exact, as V relaxes exponentially. The question is who fires.
 

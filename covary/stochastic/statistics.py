@@ -1,4 +1,4 @@
-"""Means and covariances of what a simulation gives, as it goes by, and how sure they are."""
+"""Means and covariances of a running simulation, with their standard errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AT_ONCE = 64
 
 
 def unshown(items: Sequence[Any], _name: str) -> Iterator[Any]:
-    """The items as they are: the progress that nobody looks at."""
+    """The items as they are: a progress that shows nothing."""
     yield from items
 
 

@@ -1,4 +1,4 @@
-"""The steady state of a stochastic network, drawn layer by layer: no time, no waiting."""
+"""The steady state of a stochastic network, drawn layer by layer."""
 
 from __future__ import annotations
 

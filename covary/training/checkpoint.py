@@ -1,4 +1,4 @@
-"""Checkpoints that a killed process cannot leave half written, and that hold no pickle."""
+"""Checkpoints: written whole or not at all, and without pickle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Position:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file in one step: whoever looks, at any moment, sees the old or the new one."""
+    """Replace a file in one step: at any moment a reader sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Of this process alone: another may be writing the same file.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")

@@ -1,4 +1,4 @@
-"""How training ends before its time."""
+"""Exceptions that stop training early."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class ClassificationLoss(nn.Module):
 
 
 class RegressionLoss(nn.Module):
-    """(x, y) -> mean squared error of the network's mean, in the units that it computes in.
+    """(x, y) -> mean squared error of the network's mean, on the scale that it computes in.
 
     Where the last layer is a ``covary.nn.Rescale``, also of nested ``nn.Sequential``s, the error is
     taken before it, against targets standardised alike: so targets of any size and offset are
@@ -58,7 +58,7 @@ class RegressionLoss(nn.Module):
         self.net = net
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss, and mean absolute error in the target's units, of (B, ...) and (B, t)."""
+        """Loss, and mean absolute error on the target's scale, of (B, ...) and (B, t)."""
         out, y, scale = _standardised(self.net, x, y)
         mean = mean_of(out)
         gap = mean - y.to(mean.dtype)
@@ -81,7 +81,7 @@ class GaussianLikelihood(nn.Module):
         self.net = net
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss in nats per target, and mean absolute error in the target's units."""
+        """Loss in nats per target, and mean absolute error on the target's scale."""
         with supervise_covariance():
             moments: Moments
             moments, y, scale = _standardised(self.net, x, y)

@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps, never within one."""
+"""Ctrl-C stops training between two steps, never within one."""
 
 from __future__ import annotations
 

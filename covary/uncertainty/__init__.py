@@ -1,4 +1,4 @@
-"""How unsure is a network, and how far is that to be trusted."""
+"""Scores of single samples, metrics of data sets, calibration, and the fitted score."""
 
 from covary.uncertainty import calibration, metrics, scores
 from covary.uncertainty.fitted import FittedScore, fit

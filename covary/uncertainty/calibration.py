@@ -161,7 +161,7 @@ def fit_variance(moments: Moments, target: Tensor) -> VarianceCalibration:
 
     Args:
         moments: of n samples, 2 or more.
-        target: (n, t), in the units of the moments.
+        target: (n, t), on the scale of the moments.
     """
     mean, matrix = _known(moments, "fit_variance")
     target = target.detach().to(mean)
@@ -178,7 +178,7 @@ def fit_variance(moments: Moments, target: Tensor) -> VarianceCalibration:
     size = torch.maximum(target.std(0), target.abs().mean(0))
     size = torch.where(size > 0, size, 1.0)
     error = (target - mean).square().mean(0).sqrt()
-    # In units of the errors, where all numbers are of the order of 1.
+    # On the scale of the errors, where all numbers are of the order of 1.
     unit = torch.maximum(error, _LEAST_ERROR * size)
     residual, matrix = (target - mean) / unit, matrix / (unit[:, None] * unit)
     level = matrix.diagonal(dim1=-2, dim2=-1).mean().item()

@@ -63,7 +63,7 @@ def watch_moments(net: nn.Module) -> Iterator[Watched[Moments]]:
 
 @contextmanager
 def watch_means(net: nn.Module) -> Iterator[Watched[Tensor]]:
-    """The same for what any network, conventional or not, has between its linear layers.
+    """Like ``watch_moments``, for any torch network: what lies between its linear layers.
 
     What one of them gives goes into an activation, what the next one takes came out of it.
     """

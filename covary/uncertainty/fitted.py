@@ -17,7 +17,7 @@ from covary.moments import mean_of
 from covary.nn import Lift
 from covary.uncertainty.features import FEATURES, check_features, log_margin
 
-# Of the margin beside the density, both in units of their spread over held-out data. Among 0.5, 1,
+# Of the margin beside the density, both divided by their spread over held-out data. Among 0.5, 1,
 # 2 and 4 it is the least that finds errors as well as any in held-out digits, whatever the network.
 _MARGIN_WEIGHT = 2.0
 # Fewer samples give no covariance to speak of.
@@ -31,7 +31,7 @@ Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 class FittedScore(nn.Module):
     """(B,) how unlike held-out data a sample is in all layers, and how close its decision.
 
-    Features of all layers (``covary.uncertainty.features``), each in units of its spread over
+    Features of all layers (``covary.uncertainty.features``), each divided by its spread over
     held-out data, have one Gaussian per predicted class: with means m_k and covariances S_k, the
     score of a sample predicted as class k is (docs/uncertainty.md)
 
@@ -39,8 +39,9 @@ class FittedScore(nn.Module):
         - 2 standardised(log-margin)
 
     Standardised means: minus the average over held-out data, over the standard deviation. Where
-    there are no classes there is one Gaussian and no margin. Foreign inputs are far from all that
-    was seen; errors are where the margin is small. Made by ``covary.uncertainty.fit``.
+    there are no classes there is one Gaussian and no margin. Inputs that are out of distribution
+    are far from all that was seen; errors are where the margin is small. Made by
+    ``covary.uncertainty.fit``.
 
     Attributes:
         features: ``"moments"``, or ``"plain"`` for what the same weights show without covariance.
@@ -150,7 +151,7 @@ def fit(
     Args:
         net: a network, in evaluation mode, with one covariance per sample; or a conventional one.
         held_out: inputs (n, ...) that it was not trained on: on those it was, it is surer than on
-            any others. Some hundreds for each class; no foreign ones.
+            any others. Some hundreds for each class; no out-of-distribution ones.
         features: ``"moments"``, or ``"plain"`` for those that the same weights have without noise
             and covariance, which is all that a conventional network has.
         classify: whether outputs are logits of classes; by default if there are two or more.

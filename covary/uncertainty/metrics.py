@@ -1,4 +1,4 @@
-"""How good are uncertainties: one number, or one curve, per dataset.
+"""Metrics: how good predictions and scores are, as one number or one curve per dataset.
 
 Arrays of numpy in, numbers and arrays of numpy out. A *score* is one number per sample, higher
 where the network is less sure. What is undefined (a rate among no samples) is NaN, never a guess;
@@ -20,7 +20,7 @@ _ROUND_OFF = 1e-5
 
 
 def separability(higher: ArrayLike, lower: ArrayLike) -> float:
-    """How far two groups of numbers are apart, in units of their spread.
+    """How far two groups of numbers are apart, over their spread.
 
     ``(mean_1 - mean_2) / sqrt(var_1 + var_2)``, the paper's measure; positive where the group that
     is expected to be higher is. Infinite numbers are left out; NaN for groups without spread.
@@ -182,7 +182,7 @@ def mse(mean: ArrayLike, target: ArrayLike) -> float:
 
 
 def rmse(mean: ArrayLike, target: ArrayLike) -> float:
-    """Root of the average squared error, in the units of the target."""
+    """Root of the average squared error, on the scale of the target."""
     return math.sqrt(mse(mean, target))
 
 
@@ -190,7 +190,7 @@ def crps_gaussian(mean: ArrayLike, stddev: ArrayLike, target: ArrayLike) -> floa
     """Average continuous ranked probability score of N(mean, stddev^2), of arrays of one shape.
 
     ``s (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi))`` with ``z = (target - mean) / s``: in the
-    units of the target, lower is better, and the absolute error where ``s`` is 0. NaN of none.
+    scale of the target, lower is better, and the absolute error where ``s`` is 0. NaN of none.
     """
     centre, true = _numbers(mean, "crps_gaussian"), _numbers(target, "crps_gaussian")
     spread = _deviations(stddev, "crps_gaussian")
@@ -216,13 +216,13 @@ def interval_coverage(error: ArrayLike, stddev: ArrayLike, level: float) -> floa
 def interval_width(stddev: ArrayLike, level: float) -> float:
     """Average width, end to end, of the central Gaussian interval of this probability.
 
-    In the units of the target; NaN of none.
+    On the scale of the target; NaN of none.
     """
     return 2 * normal_quantile(level) * _mean(_deviations(stddev, "interval_width"))
 
 
 def normal_quantile(level: float) -> float:
-    """How many standard deviations to either side hold a fraction ``level`` of a Gaussian."""
+    """How many standard deviations to either side contain a fraction ``level`` of a Gaussian."""
     if not 0 < level < 1:
         raise ValueError(f"An interval needs a level between 0 and 1, got {level}.")
     from statistics import NormalDist
@@ -235,7 +235,7 @@ def gaussian_log_likelihood(
 ) -> Floats:
     """(n,) log-density of targets (n, t) under N(mean, cov), for (n, t) and (n, t, t), in nats.
 
-    In the units of the target, on which it depends: ``standardised_log_likelihood`` does not.
+    On the scale of the target, on which it depends: ``standardised_log_likelihood`` does not.
     -inf where the covariance has no full rank, and so no density: eigenvalues of the correlations
     up to ``rtol`` count as zero (by default the round-off of float64).
     """
@@ -263,7 +263,7 @@ def gaussian_log_likelihood(
 
 
 def standardised_log_likelihood(log_likelihood: ArrayLike, scale: ArrayLike) -> Floats:
-    """(n,) log-density of targets in units of ``scale`` (t,), from that in their own, (n,).
+    """(n,) log-density of targets divided by ``scale`` (t,), from that on their own scale, (n,).
 
     ``log p + sum_t log scale_t``. With the targets' standard deviations of the training set, it can
     be compared between data sets, and does not change with the targets' units.

@@ -18,7 +18,7 @@ _NOISE = (
     "has 1e-3 in one place and 1e-4 in others), and the learning rate goes down to 0 in the last "
     "tenth of the training, both chosen on held-out training digits, one network each. A rate that "
     "falls as a cosine was tried on one too and left aside, since the covariance knew nothing of "
-    "foreign inputs at its end: what emerges depends on how training ends. A tenth of the training "
+    "OOD inputs at its end: what emerges depends on how training ends. A tenth of the training "
     "digits is held out to watch training with. Covariances are per sample in evaluation, however "
     "training shares them."
 )

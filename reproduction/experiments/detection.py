@@ -28,13 +28,13 @@ def _ood(scale: str) -> Sequence[Part]:
 
 
 _ALIKE = (
-    "Foreign and misclassified inputs have nearly the same entropy, and which of them has more "
+    "OOD and misclassified inputs have nearly the same entropy, and which of them has more "
     "differs from network to network."
 )
 _PAIRS = (
     ("wrong_right", "misclassified", "correctly classified"),
-    ("foreign_right", "foreign", "correctly classified"),
-    ("foreign_wrong", "foreign", "misclassified"),
+    ("foreign_right", "OOD", "correctly classified"),
+    ("foreign_wrong", "OOD", "misclassified"),
 )
 _OOD_CLAIMS = (
     *(
@@ -50,7 +50,7 @@ _OOD_CLAIMS = (
         for pair, higher, lower in _PAIRS
     ),
     Claim(
-        says="Entropy has foreign inputs less certain than misclassified ones (separability).",
+        says="Entropy has OOD inputs less certain than misclassified ones (separability).",
         metric="separability_foreign_wrong_entropy",
         published="positive",
         least=0.0,
@@ -58,7 +58,7 @@ _OOD_CLAIMS = (
     ),
     *(
         Claim(
-            says=f"{name} has misclassified inputs less certain than foreign ones (negative "
+            says=f"{name} has misclassified inputs less certain than OOD ones (negative "
             "separability).",
             metric=f"separability_foreign_wrong_{indicator}",
             published="negative",
@@ -93,8 +93,8 @@ _AUROC = tuple(
     )
     for pair, words in (
         ("wrong_right", "errors"),
-        ("foreign_right", "foreign against right"),
-        ("foreign_wrong", "foreign against wrong"),
+        ("foreign_right", "OOD against right"),
+        ("foreign_wrong", "OOD against wrong"),
     )
     for indicator, name in (("entropy", "entropy"), ("msp", "MSP"), ("se", "SE"))
 )
@@ -107,7 +107,7 @@ _AUROC_LEADS = tuple(
         ours=True,
         why=MEAN_KNOWS if pair == "wrong_right" else "",
     )
-    for pair, words in (("wrong_right", "errors"), ("foreign_right", "foreign inputs"))
+    for pair, words in (("wrong_right", "errors"), ("foreign_right", "OOD inputs"))
 )
 
 
@@ -124,7 +124,7 @@ def _fgsm(scale: str) -> Sequence[Part]:
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="ood-notmnist",
-        title="Foreign inputs: digits against letters",
+        title="Out-of-distribution inputs: digits against letters",
         paper="Fig. ood_attack a, b",
         about="The ReLU networks of mnist-relu look at notMNIST's letters. AUROC is added to the "
         "paper's separability. MSP is one minus the largest softmax probability, so that each "
@@ -207,7 +207,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="shared-ood",
-        title="One covariance per mini-batch: foreign inputs",
+        title="One covariance per mini-batch: out-of-distribution inputs",
         paper="Fig. ood_attack_batch a",
         about="As ood-notmnist, networks trained with one covariance per mini-batch. Panel b of "
         f"that figure, entropy under attack, is that of fgsm, whose networks were trained so too. "

@@ -39,8 +39,8 @@ _INDICATORS = {
 _SHORT = {"entropy": "entropy", "msp": "MSP", "se": "SE"}
 _PAIRS = {
     "wrong_right": "wrong\nvs right",
-    "foreign_right": "foreign\nvs right",
-    "foreign_wrong": "foreign\nvs wrong",
+    "foreign_right": "OOD\nvs right",
+    "foreign_wrong": "OOD\nvs wrong",
 }
 _BARS = {"entropy": BLUE, "msp": AMBER, "se": SLATE}
 
@@ -65,14 +65,14 @@ def out_of_distribution(record: Record) -> Drawing:
     first = parts[0]["metrics"]
     return Drawing(
         name=record["experiment"],
-        alt="Separability of foreign from right inputs (first network): "
+        alt="Separability of OOD from right inputs (first network): "
         + ", ".join(
             f"{words} {first[f'separability_foreign_right_{name}']:.3g}"
             for name, words in _SHORT.items()
         )
         + ".",
         caption="a: distributions of the three indicators over right and wrong predictions and "
-        "foreign inputs (first network); first and last bins have also what is beyond. "
+        "OOD inputs (first network); first and last bins have also what is beyond. "
         "b: separability of pairs of these groups, and AUROC; bars are averages over networks, "
         "points are networks. Above 0 (0.5 for AUROC), the first of the two groups is the less "
         "certain one.",
