@@ -17,6 +17,7 @@ from covary.runs.compare_metrics import ood_key
 from covary.runs.compare_training import CompareConfig
 from covary.runs.config import DataConfig
 from covary.training import Silent, terminal_or_lines
+from covary.uncertainty.metrics import METRICS
 
 _OTHERS = "Methods compared with"
 _TASKS = ("classification", "regression")
@@ -173,15 +174,11 @@ def _show(result: dict[str, Any]) -> None:
     """Two tables: what each method predicts and costs, and what each score finds."""
     classify = result["task"] == "classification"
     over = f"{len(result['seeds'])} seeds" if len(result["seeds"]) > 1 else "1 seed"
-    predicts = (
-        {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
-        if classify
-        else {"rmse": "RMSE", "log_likelihood": "log-likelihood", "coverage_95": "95% coverage"}
-    )
+    predicts = ("accuracy", "nll", "ece") if classify else ("rmse", "log_likelihood", "coverage_95")
     methods = {row["method"]: row for row in result["rows"]}
     common.show_table(
         f"{result['dataset']}, {over}: predictions, and cost in those of the plain network",
-        ["", *predicts.values(), "training", "inference"],
+        ["", *(METRICS[key].short for key in predicts), "training", "inference"],
         [
             [
                 name,
@@ -192,11 +189,9 @@ def _show(result: dict[str, Any]) -> None:
         ],
     )
     finds = {
-        "auroc_errors": "errors",
-        "spearman_error": "|error|, Spearman",
+        **{key: METRICS[key].short for key in ("auroc_errors", "spearman_error")},
         **{ood_key(part): part for part in result["ood"]},
-        "attack_awareness": "attacks",
-        "aurc": "AURC",
+        **{key: METRICS[key].short for key in ("attack_awareness", "aurc")},
     }
     there = result["rows"][0]["summary"]
     finds = {key: title for key, title in finds.items() if key in there}
