@@ -15,15 +15,8 @@ from torch import Tensor
 from covary import activations
 from covary.activations import MomentActivation
 from covary.rules.choices import positive_part
-from covary.rules.registry import composed, elementwise
+from covary.rules.registry import composed, elementwise, spellings
 from covary.varying import ConversionError
-
-# Functions of one argument, whose moment activation has the same name.
-_BY_NAME = (
-    *("relu", "relu6", "tanh", "sigmoid", "silu", "mish", "selu", "hardswish", "hardsigmoid"),
-    *("logsigmoid", "softsign", "tanhshrink", "erf", "sin", "cos", "exp", "expm1", "square"),
-    *("abs", "sqrt", "rsqrt", "log", "log1p", "reciprocal"),
-)
 
 
 def _named(name: str) -> Callable[..., MomentActivation]:
@@ -33,8 +26,11 @@ def _named(name: str) -> Callable[..., MomentActivation]:
     return activation
 
 
-for _name in _BY_NAME:
-    elementwise(_name)(_named(_name))
+# A torch function has the moment activation of its own name. Those with more arguments follow
+# below, but for the step: torch.heaviside takes a value at 0 for each element.
+for _name in (*activations.names(), *activations.functions()):
+    if _name != "heaviside" and spellings(_name):
+        elementwise(_name)(_named(_name))
 elementwise("absolute")(_named("abs"))
 elementwise("expit")(_named("sigmoid"))
 
