@@ -156,7 +156,7 @@ print((time.process_time() - middle) / (middle - start), covary.__file__)
 
 # The library is larger than it should be. What is asserted is that it does not grow: whoever makes
 # it smaller lowers the first number. The second is the goal.
-WHEEL_LINES, CORE_LINES = (31_600, 22_000), (10_750, 5_500)
+WHEEL_LINES, CORE_LINES = (31_600, 22_000), (10_700, 5_500)
 MOST_LINES_OF_A_FUNCTION = 80
 # Longer ones that are still there; none may be added.
 LONG_FUNCTIONS = {
@@ -166,14 +166,11 @@ LONG_FUNCTIONS = {
     "covary/cli/train.py: train",
     "covary/cli/verify.py: verify",
     "covary/data/tables.py: read_table",
-    "covary/estimators/base.py: __init__",
     "covary/runs/attack.py: attack_run",
     "covary/runs/compare.py: compare",
     "covary/runs/evaluation.py: evaluate",
     "covary/runs/training.py: train",
     "covary/runs/verify.py: verify",
-    "covary/stochastic/ou.py: simulate_ou",
-    "covary/stochastic/spiking.py: simulate_spikes",
 }
 # Additions that touch more files than they should: how many they may touch until that is mended.
 STILL_TOUCHES = {"option of a covariance": 19}

@@ -78,7 +78,6 @@ def evaluate(
         common.show_json(evaluation)
         return
     parts = evaluation["parts"]
-    keys = [key for key in METRICS if any(key in part for part in parts.values())]
     calibrated = evaluation["calibration"]
     columns = {"test": parts["test"]}
     if calibrated:
@@ -87,7 +86,7 @@ def evaluate(
     common.show_table(
         f"{run}: {evaluation['task']} of {evaluation['dataset']}, {covariance} covariances",
         ["", *columns],
-        [[METRICS[key].title, *(_number(part, key) for part in columns.values())] for key in keys],
+        _metric_rows(columns),
     )
     if calibrated:
         say(f"Calibrated on {calibrated['held_out_samples']:,} held-out training samples.")
@@ -96,14 +95,7 @@ def evaluate(
         common.show_table(
             "The same for each target, in its own units",
             ["", *evaluation["by_target"]],
-            [
-                [
-                    METRICS[key].title,
-                    *(_number(one, key) for one in evaluation["by_target"].values()),
-                ]
-                for key in METRICS
-                if key in parts["test"]
-            ],
+            _metric_rows(evaluation["by_target"]),
         )
     for line in contradictions(parts):
         say(line)
@@ -176,6 +168,15 @@ def _show_scores(by_part: dict[str, dict[str, dict[str, float | None]]]) -> None
             for name, row in test.items()
         ],
     )
+
+
+def _metric_rows(columns: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """A row for each metric that any column has."""
+    return [
+        [metric.title, *(_number(one, key) for one in columns.values())]
+        for key, metric in METRICS.items()
+        if any(key in one for one in columns.values())
+    ]
 
 
 def _number(part: dict[str, Any], key: str) -> str:

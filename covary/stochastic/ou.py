@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from covary.stochastic.chain import Chain
-from covary.stochastic.statistics import GROUPS, Estimate, Progress, check_groups, unshown
+from covary.stochastic.statistics import (
+    GROUPS,
+    Estimate,
+    Progress,
+    StreamingMoments,
+    check_groups,
+    unshown,
+)
 from covary.stochastic.steady import accumulators, input_stddev, prepared
 
 METHODS = ("euler-maruyama", "exponential")
@@ -127,10 +134,32 @@ def simulate_ou(
     network = _Network(chain, means, groups, each, clock)
     generator = torch.Generator(means.device).manual_seed(seed)
     moments = accumulators(chain, groups, batch)
+    steps = (progress or unshown)(range(1, clock.steps + 1), f"ou, ratio {ratio:g}")
+    trace, looks = _run(network, clock, steps, generator, moments, chosen, traced)
+    return Dynamics(
+        stages={stage: one.estimate() for stage, one in moments.items()},
+        time_constants=clock.time_constants,
+        dt=clock.dt,
+        burn_in=clock.burn_in * clock.dt,
+        looks=looks,
+        times=clock.dt * torch.arange(traced),
+        trace={stage: torch.stack(values) for stage, values in trace.items()},
+    )
+
+
+def _run(
+    network: _Network,
+    clock: _Clock,
+    steps: Iterable[int],
+    generator: torch.Generator,
+    moments: Mapping[str, StreamingMoments],
+    chosen: Mapping[str, Sequence[int]],
+    traced: int,
+) -> tuple[dict[str, list[Tensor]], int]:
+    """Add to the moments at every look; give the trace of the chosen units, and how many looks."""
     trace: dict[str, list[Tensor]] = {name: [] for name in chosen}
     looks = 0
-    name = f"ou, ratio {ratio:g}"
-    for step in (progress or unshown)(range(1, clock.steps + 1), name):
+    for step in steps:
         network.advance(generator)
         since = step - clock.burn_in
         look = since >= 0 and since % clock.thin == 0
@@ -144,15 +173,7 @@ def simulate_ou(
             looks += 1
             for stage, signal in signals.items():
                 moments[stage].add(signal)
-    return Dynamics(
-        stages={stage: one.estimate() for stage, one in moments.items()},
-        time_constants=clock.time_constants,
-        dt=clock.dt,
-        burn_in=clock.burn_in * clock.dt,
-        looks=looks,
-        times=clock.dt * torch.arange(traced),
-        trace={stage: torch.stack(values) for stage, values in trace.items()},
-    )
+    return trace, looks
 
 
 def relaxation_time(time_constants: Sequence[float], *, left: float = _FORGOTTEN) -> float:

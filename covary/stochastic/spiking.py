@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -125,28 +125,34 @@ def simulate_spikes(
     recorded = (covariance,) if isinstance(covariance, str) else tuple(covariance)
     _check_names(recorded, [stage.name for stage in hidden])
     each, batch = check_groups(copies, groups), len(means)
-    if each == 1 and clock.windows == 1:
-        raise ValueError(
-            "Variances need more than one window of one copy in each group. Take copies="
-            f"{2 * groups}, or simulate for longer than a window."
-        )
+    _check_counts(each, clock.windows, groups)
     generator = torch.Generator(means.device).manual_seed(seed)
-    shape = (groups, batch, each)
-    network = _Network(chain, hidden, means, shape, dt, crossing)
+    network = _Network(chain, hidden, means, (groups, batch, each), dt, crossing)
     network.start(generator)
     moments = [
-        CountMoments(
-            groups,
-            batch,
-            len(stage.weight),
-            covariance=stage.name in recorded,
-            device=means.device,
-        )
+        CountMoments(groups, batch, len(stage.weight), stage.name in recorded, means.device)
         for stage in hidden
     ]
-    totals = torch.zeros_like(network.counts[-1])
-    outputs = []
-    for step in (progress or unshown)(range(1, clock.steps + 1), "spikes"):
+    steps = (progress or unshown)(range(1, clock.steps + 1), "spikes")
+    outputs = _run(network, clock, steps, dt, generator, moments, last)
+    layers = _layers(hidden, moments, clock.window * dt, dt)
+    looked = torch.tensor(sorted(clock.looks), dtype=torch.float64) * dt
+    readout = Readout(looked, torch.stack(outputs, 3))
+    return Spiking(layers, readout, dt, clock.burn_in * dt, clock.steps * dt)
+
+
+def _run(
+    network: _Network,
+    clock: _Clock,
+    steps: Iterable[int],
+    dt: float,
+    generator: torch.Generator,
+    moments: Sequence[CountMoments],
+    last: Stage | None,
+) -> list[Tensor]:
+    """Add the counts of every window to the moments; give the outputs at every look."""
+    totals, outputs = torch.zeros_like(network.counts[-1]), []
+    for step in steps:
         network.advance(generator)
         since = step - clock.burn_in
         if since == 0:
@@ -159,15 +165,28 @@ def simulate_spikes(
                 one.add(counts)
             totals += network.counts[-1]
             network.forget_counts()
+    return outputs
+
+
+def _layers(
+    hidden: Sequence[Stage], moments: Sequence[CountMoments], window: float, dt: float
+) -> dict[str, SpikingLayer]:
+    """What was counted, by the name of the stage."""
     layers = {
-        stage.name: one.layer(stage.name, neuron_of(stage), clock.window * dt)
+        stage.name: one.layer(stage.name, neuron_of(stage), window)
         for stage, one in zip(hidden, moments, strict=True)
     }
     for layer in layers.values():
         _check_rates(layer, dt)
-    looked = torch.tensor(sorted(clock.looks), dtype=torch.float64) * dt
-    readout = Readout(looked, torch.stack(outputs, 3))
-    return Spiking(layers, readout, dt, clock.burn_in * dt, clock.steps * dt)
+    return layers
+
+
+def _check_counts(copies: int, windows: int, groups: int) -> None:
+    if copies == windows == 1:
+        raise ValueError(
+            "Variances need more than one window of one copy in each group. Take copies="
+            f"{2 * groups}, or simulate for longer than a window."
+        )
 
 
 class _Network:

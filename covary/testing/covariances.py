@@ -110,7 +110,6 @@ class CovarianceContract(Contract):
         assert_close(activated.gate(second, after).dense(), expected)
 
     def test_gate_forgives_round_off_in_the_variance(self, name: str) -> None:
-        """A variance that is too small by round-off leaves no negative eigenvalue."""
         cov = self.make(name)
         gain = self.factors(cov)
         variance = gain**2 * cov.variance * (1 - 1e-15)
@@ -123,8 +122,7 @@ class CovarianceContract(Contract):
         factor = self.factors(cov)
         assert_close(cov.scale(factor).dense(), gate(cov.dense(), factor))
 
-    def test_operations_chain(self, name: str) -> None:
-        """What one layer leaves behind, the next can take: three layers."""
+    def test_layers_follow_each_other(self, name: str) -> None:
         cov = self.make(name)
         expected = cov.dense()
         for width in (6, 2, 3):
