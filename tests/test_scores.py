@@ -258,3 +258,15 @@ def test_errors_name_the_remedy():
             sampled(moments, samples=0)
         with pytest.raises(ValueError, match="generator but no samples"):
             sampled(moments, generator=seeded())
+
+
+@pytest.mark.parametrize("var", [0.1, 1.0, 10.0, 1e3])
+def test_expected_softmax_of_two_classes_is_good_to_what_it_says(var):
+    """Against a sum over 4001 points of the lead of one class over the other."""
+    y = torch.linspace(-10, 10, 4001, dtype=torch.float64)
+    weight = torch.softmax(-(y**2) / 2, 0)
+    lead = torch.linspace(0, 5 * math.sqrt(var) + 8, 200, dtype=torch.float64)
+    exact = (weight * torch.sigmoid(lead[:, None] + math.sqrt(var) * y)).sum(1)
+    mean = torch.stack([lead, torch.zeros_like(lead)], 1)
+    moments = Moments(mean, Diagonal(torch.full_like(mean, var / 2)))
+    assert (scores.expected_softmax(moments)[:, 0] - exact).abs().max() < 0.02

@@ -105,7 +105,7 @@ def expected_softmax(
     Without samples, a formula: for two classes MacKay's approximation, for more its extension by
     pairs, ``p_k ~ 1 / sum_j exp((m_j - m_k) / sqrt(1 + pi/8 var(x_j - x_k)))``, normalised. It is
     the softmax of the mean where there is no covariance, and smooth, so that parameters can be
-    fitted through it. It is good to 0.01 for two classes, and too flat where more of them have
+    fitted through it. It is good to 0.02 for two classes, and too flat where more of them have
     much variance: of 10 classes, single probabilities are off by up to 0.05 at standard deviations
     of 0.3, 0.15 at 1 and 0.3 at 3.
 
