@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-slow lint format docs bench results reproduce clean
+.PHONY: help setup demo test test-slow lint format docs package bench results reproduce clean
 
 help:
 	@echo "make demo       train a network on bundled digits, measure it and write a report to look at"
@@ -24,16 +24,17 @@ help:
 	@echo "make results    run the demo and measure accuracy against sampling, save results/benchmarks/*.json"
 	@echo "make reproduce  an experiment of the paper, such as NAME=mechanism SCALE=smoke; without NAME, list them"
 	@echo "make docs       build the documentation into site/"
+	@echo "make package    build sdist and wheel, install the wheel apart from the repository, use it there"
 	@echo "make clean      remove .venv and everything generated"
 
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { \
-	  echo "covary needs Python 3.10 or newer, and there is no '$(PYTHON)' on this machine."; \
+	  echo "covary needs Python 3.11 or newer, and there is no '$(PYTHON)' on this machine."; \
 	  echo "Install it, or say where it is: make setup PYTHON=/path/to/python"; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
-	  echo "covary needs Python 3.10 or newer, and '$(PYTHON)' is $$($(PYTHON) --version)."; \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "covary needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version)."; \
 	  echo "Say where a newer one is: make setup PYTHON=/path/to/python"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "'$(PYTHON)' cannot create virtual environments (on Debian: apt install python3-venv)."; \
@@ -66,6 +67,9 @@ format: setup
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+package: setup
+	$(BIN)/python -m tests.packaging
 
 bench: setup
 	@mkdir -p out

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def markdown(header: list[str], rows: Iterable[list[str]]) -> str:
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+def markdown(header: list[str], rows: Iterable[list[str]], *, left: bool = False) -> str:
+    """A table of numbers, to the right, or of words, to the left."""
+    lines = [header, ["---"] + ["---" if left else "---:"] * (len(header) - 1), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

@@ -16,6 +16,8 @@ from typing import Any
 from benchmarks import tables_networks
 from benchmarks.cells import markdown, percent
 from benchmarks.results import ROOT, load
+from covary.uncertainty.metrics import METRICS
+from covary.uncertainty.scores import FITTED_SCORES, SCORES
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -386,7 +388,26 @@ def sampling_cost() -> str:
     )
 
 
+def all_scores() -> str:
+    every = SCORES | FITTED_SCORES
+    return markdown(
+        ["score", "what it is", "", "looks at"],
+        [[f"`{each.name}`", each.meaning, each.formula, each.needs] for each in every.values()],
+        left=True,
+    )
+
+
+def all_metrics() -> str:
+    return markdown(
+        ["name in results", "title", "what it is", "best"],
+        [[f"`{each.name}`", each.title, each.meaning, each.best] for each in METRICS.values()],
+        left=True,
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "scores": all_scores,
+    "metrics": all_metrics,
     "verification": tables_networks.verification,
     "spiking": tables_networks.spiking,
     "lif": tables_networks.lif,

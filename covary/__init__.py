@@ -1,14 +1,20 @@
 """Neural networks that carry the mean and covariance of their activity through every layer."""
 
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 from covary import activations, covariance, models, moments, nn, rules
 from covary.convert import convert
 from covary.models import mlp, with_covariance, with_noise
 from covary.moments import Moments
 from covary.recording import record
 from covary.settings import check_values, supervise_covariance
-from covary.tracking import track
 from covary.varying import ConversionError
-from covary.verification import verify
+
+if _TYPE_CHECKING:
+    from covary.tracking import track
+    from covary.verification import verify
 
 __version__ = "0.1.0"
 
@@ -31,3 +37,18 @@ __all__ = [
     "with_covariance",
     "with_noise",
 ]
+
+# Imported when they are first used: `import covary` takes hardly longer than `import torch`.
+_FUNCTIONS = {"track": "covary.tracking", "verify": "covary.verification"}
+_ROOMS = {"attacks", "data", "stochastic", "testing", "training", "uncertainty"}
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _FUNCTIONS:
+        value = getattr(_import_module(_FUNCTIONS[name]), name)
+    elif name in _ROOMS:
+        value = _import_module(f"covary.{name}")
+    else:
+        raise AttributeError(f"module 'covary' has no attribute {name!r}")
+    globals()[name] = value
+    return value

@@ -96,7 +96,7 @@ def test_from_data_to_page(tmp_path):
     run = tmp_path / "run"
     covary("train", "digits", "--out", run, *QUICK)
     table = covary("evaluate", run)
-    assert "accuracy" in table
+    assert "Accuracy" in table
     assert "max-softmax" in table
     covary("report", run)
     assert (run / "report.html").stat().st_size > 10_000

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 import covary
 from covary import covariance, linalg
@@ -21,12 +20,10 @@ from covary.covariance import (
     register_value,
 )
 from covary.moments import Moments
+from covary.testing import CovarianceContract
+from covary.testing.covariances import diagonal, gate, rand
 
 B, N, M = 5, 4, 3
-
-
-def rand(*shape: int) -> Tensor:
-    return torch.rand(*shape, dtype=torch.float64)
 
 
 def psd(batch: int) -> Tensor:
@@ -95,49 +92,23 @@ CASES = {
 }
 
 
+class TestCovariance(CovarianceContract):
+    cases = CASES
+
+    def after_linear(self, cov, matrix):
+        # the approximation that this class stands for
+        return torch.diag_embed(diagonal(matrix)) if isinstance(cov, Diagonal) else matrix
+
+    def exact(self, cov):
+        return exactly(cov)
+
+    def rows(self, cov):
+        return 1 if isinstance(cov, Shared) else B
+
+
 def is_held_as_variances(name: str) -> bool:
     """Whether ``variance`` of this case is the very tensor that is held."""
     return any(word in name for word in ("isotropic", "independent", "diagonal"))
-
-
-@pytest.fixture(params=CASES, ids=str)
-def cov(request: pytest.FixtureRequest) -> Covariance:
-    torch.manual_seed(0)
-    made: Covariance = CASES[request.param]()
-    return made
-
-
-def diagonal(matrix: Tensor) -> Tensor:
-    return matrix.diagonal(dim1=-2, dim2=-1)
-
-
-def gate(matrix: Tensor, factor: Tensor) -> Tensor:
-    return factor[:, :, None] * matrix * factor[:, None, :]
-
-
-def with_diagonal(matrix: Tensor, values: Tensor) -> Tensor:
-    return matrix - torch.diag_embed(diagonal(matrix)) + torch.diag_embed(values)
-
-
-def factors(cov: Covariance) -> Tensor:
-    """(1 | B, N), as a layer would give to this covariance."""
-    return rand(1 if isinstance(cov, Shared) else B, N)
-
-
-def test_dense_is_symmetric_and_positive_semidefinite(cov):
-    dense = cov.dense()
-    assert torch.equal(dense, dense.mT)
-    assert torch.linalg.eigvalsh(dense).min() > -1e-12
-
-
-def test_changing_a_dense_matrix_in_place_changes_nothing_else(cov):
-    variance, (log_determinant, _) = cov.variance.clone(), cov.log_determinant(1e-9)
-    before = cov.dense()
-    kept = before.clone()
-    before.mul_(3)
-    assert torch.equal(cov.dense(), kept)
-    torch.testing.assert_close(cov.variance, variance, rtol=1e-12, atol=0)
-    torch.testing.assert_close(cov.log_determinant(1e-9)[0], log_determinant)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if not is_held_as_variances(name)])
@@ -149,120 +120,6 @@ def test_changing_variances_in_place_changes_nothing_else(name):
     variance.mul_(3)
     torch.testing.assert_close(cov.variance, kept, rtol=1e-12, atol=0)
     assert torch.equal(cov.dense(), matrix)
-
-
-def test_variance_is_the_diagonal(cov):
-    torch.testing.assert_close(cov.variance, diagonal(cov.dense()))
-
-
-def test_linear(cov):
-    weight = torch.randn(M, N, dtype=torch.float64)
-    expected = weight @ cov.dense() @ weight.mT
-    if isinstance(cov, Diagonal):  # the approximation that this class stands for
-        expected = torch.diag_embed(diagonal(expected))
-    torch.testing.assert_close(cov.linear(weight).dense(), expected)
-
-
-def test_add_noise(cov):
-    expected = cov.dense() + 0.7 * torch.eye(N, dtype=torch.float64)
-    torch.testing.assert_close(cov.add_noise(0.7).dense(), expected)
-
-
-def test_activate(cov):
-    gain = factors(cov)
-    variance = gain**2 * cov.variance + factors(cov)
-    expected = with_diagonal(gate(cov.dense(), gain), variance)
-    torch.testing.assert_close(cov.gate(gain, variance).dense(), expected)
-
-
-def test_samples_may_share_gains_and_differ_in_variance(cov):
-    if isinstance(cov, Shared):
-        cov = cov.one
-    gain = rand(1, N)
-    variance = gain**2 * cov.variance + rand(B, N)
-    activated = cov.gate(gain, variance)
-    expected = with_diagonal(gate(cov.dense().expand(B, N, N), gain), variance)
-    weight = torch.randn(2 * N, N, dtype=torch.float64)
-    for mode in (torch.enable_grad, torch.no_grad):
-        with mode():
-            torch.testing.assert_close(activated.dense(), expected)
-            after = weight @ expected @ weight.mT
-            if isinstance(cov, Diagonal):
-                after = torch.diag_embed(diagonal(after))
-            torch.testing.assert_close(activated.linear(weight).dense(), after)
-
-
-def test_activate_forgives_round_off_in_the_variance(cov):
-    gain = factors(cov)
-    variance = gain**2 * cov.variance * (1 - 1e-15)
-    activated = cov.gate(gain, variance)
-    torch.testing.assert_close(activated.variance.expand(len(variance), N), variance)
-    assert torch.linalg.eigvalsh(activated.dense()).min() > -1e-12
-
-
-def test_scale(cov):
-    factor = factors(cov)
-    torch.testing.assert_close(cov.scale(factor).dense(), gate(cov.dense(), factor))
-
-
-def test_operations_chain(cov):
-    """What one layer leaves behind, the next can take: three layers against the dense matrix."""
-    expected = cov.dense()
-    for width in (6, 2, 3):
-        weight = torch.randn(width, expected.shape[-1], dtype=torch.float64)
-        cov = exactly(cov.linear(weight)).add_noise(0.3)
-        expected = weight @ expected @ weight.mT + 0.3 * torch.eye(width, dtype=torch.float64)
-        if isinstance(cov, Diagonal):
-            expected = torch.diag_embed(diagonal(expected))
-        rows = cov.variance.shape[0]
-        gain, factor = rand(rows, width), rand(rows, width)
-        variance = gain**2 * cov.variance + rand(rows, width)
-        cov = cov.gate(gain, variance).scale(factor).add_noise(0.1)
-        expected = gate(with_diagonal(gate(expected, gain), variance), factor)
-        expected = expected + 0.1 * torch.eye(width, dtype=torch.float64)
-    torch.testing.assert_close(cov.dense(), expected)
-
-
-def test_a_scale_that_samples_share_may_stand_between_weights(cov):
-    factor, weight = rand(1, N), torch.randn(M, N, dtype=torch.float64)
-    expected = weight @ gate(cov.dense(), factor) @ weight.mT
-    if isinstance(cov, Diagonal):
-        expected = torch.diag_embed(diagonal(expected))
-    for mode in (torch.enable_grad, torch.no_grad):
-        with mode():
-            torch.testing.assert_close(cov.scale(factor).linear(weight).dense(), expected)
-
-
-def test_activations_follow_each_other(cov):
-    rows = 1 if isinstance(cov, Shared) else B
-    first, second = rand(rows, N), rand(rows, N)
-    variance = first**2 * cov.variance + rand(rows, N)
-    variance_after = second**2 * variance + rand(rows, N)
-    expected = with_diagonal(gate(gate(cov.dense(), first), second), variance_after)
-    twice = cov.gate(first, variance).gate(second, variance_after)
-    torch.testing.assert_close(twice.dense(), expected)
-
-
-def test_log_determinant(cov):
-    value, rank = cov.log_determinant(1e-9)
-    torch.testing.assert_close(value, torch.linalg.slogdet(cov.dense()).logabsdet)
-    assert (rank == N).all()
-
-
-def test_color_gives_noise_of_this_covariance(cov):
-    white = torch.randn(400, 500, B, N, dtype=torch.float64)
-    noise = cov.color(white).flatten(0, 1)
-    for sample in range(B):
-        expected = cov.dense().expand(B, N, N)[sample]
-        torch.testing.assert_close(torch.cov(noise[:, sample].T), expected, rtol=0.05, atol=0.05)
-
-
-def test_batch_dimension_grows_only_where_samples_differ(cov):
-    batch = cov.dense().shape[0]
-    one = rand(1, N)
-    weight = torch.randn(M, N, dtype=torch.float64)
-    for after in (cov.linear(weight), cov.add_noise(0.1), cov.scale(one), cov.gate(one, one)):
-        assert after.variance.shape[0] <= batch
 
 
 def test_no_negative_variance_comes_out_of_cancellation():
@@ -322,7 +179,10 @@ def test_no_negative_variance_comes_out_of_a_sweep():
     assert (cov.gate(torch.ones(50, 1), torch.zeros(50, 1)).variance >= 0).all()
 
 
-def test_many_samples_in_chunks_are_as_all_at_once(monkeypatch, cov):
+@pytest.mark.parametrize("name", CASES)
+def test_many_samples_in_chunks_are_as_all_at_once(monkeypatch, name):
+    torch.manual_seed(0)
+    cov = CASES[name]()
     weight = torch.randn(M, N, dtype=torch.float64)
     at_once = cov.linear(weight).dense()
     monkeypatch.setattr(linalg, "_CHUNK_ELEMENTS", {"cpu": 2 * weight.numel()})
@@ -338,52 +198,6 @@ def test_shared_takes_the_average_of_what_masks_make():
     mask = (rand(B, N) > 0.5).double() * 2
     expected = gate(cov.dense().expand(B, N, N), mask).mean(0, keepdim=True)
     torch.testing.assert_close(cov.scale(mask).dense(), expected)
-
-
-def test_is_a_pytree(cov):
-    leaves, spec = pytree.tree_flatten(cov)
-    assert leaves
-    assert all(isinstance(leaf, Tensor) for leaf in leaves)
-    torch.testing.assert_close(pytree.tree_unflatten(leaves, spec).dense(), cov.dense())
-
-
-def test_a_copy_leaf_by_leaf_is_the_same(cov):
-    copied = pytree.tree_map(torch.clone, cov)
-    torch.testing.assert_close(copied.dense(), cov.dense())
-    assert repr(copied) == repr(cov)
-
-
-def test_quadratic_is_the_product_with_the_dense_matrix(cov):
-    batch = cov.dense().shape[0]
-    rows = torch.randn(1, M, N, dtype=torch.float64)
-    expected = rows @ cov.dense() @ rows.mT
-    torch.testing.assert_close(cov.quadratic(rows), expected)
-    rows = torch.randn(batch, M, N, dtype=torch.float64)
-    expected = rows @ cov.dense() @ rows.mT
-    torch.testing.assert_close(cov.quadratic(rows), expected)
-
-
-SELECTIONS = {
-    "slice": slice(1, 3),
-    "mask": torch.tensor([True, False, True, True, False]),
-    "indices": torch.tensor([4, 0, 0]),
-    "list": [3, -1],
-    "none": slice(0, 0),
-}
-
-
-@pytest.mark.parametrize("samples", SELECTIONS.values(), ids=SELECTIONS)
-@pytest.mark.parametrize("looked_at", [False, True])
-def test_select_takes_samples(cov, samples, looked_at):
-    expected = cov.dense().expand(B, N, N)[samples]
-    made = pytree.tree_map(torch.clone, cov) if not looked_at else cov
-    selected = made.select(samples)
-    torch.testing.assert_close(selected.dense().expand_as(expected), expected)
-    weight = torch.randn(M, N, dtype=torch.float64)
-    after = weight @ expected @ weight.mT
-    if isinstance(cov, Diagonal):
-        after = torch.diag_embed(diagonal(after))
-    torch.testing.assert_close(selected.linear(weight).dense().expand_as(after), after)
 
 
 def test_unknown_name_lists_what_exists():

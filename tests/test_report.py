@@ -16,6 +16,7 @@ from PIL import Image
 
 from covary import report
 from covary.report import curves, page, words
+from covary.uncertainty.metrics import METRICS
 from tests import report_runs
 from tests.report_runs import Page, evaluation, predictions
 
@@ -101,7 +102,7 @@ def test_metrics_table_has_every_metric(name, pages):
     for metric in names:
         values = [words.metric(metric, p[metric]) if metric in p else "" for p in parts.values()]
         assert [text for found, text in cells if found == metric] == values
-    assert names <= set(words.METRICS), "each has an explanation"
+    assert names <= set(METRICS), "each has an explanation"
 
 
 def test_summary_of_a_classification(pages):

@@ -1,13 +1,8 @@
-"""Every rule against the Jacobian of its torch function.
-
-With little noise at the input and none elsewhere, the covariance of f(x) is sigma^2 J J^T, whatever
-f is: that is what linear functions have at any noise, and all others as noise goes to 0.
-"""
+"""Every rule against the Jacobian of its torch function, and large noise against draws."""
 
 from __future__ import annotations
 
-import gc
-import weakref
+from typing import ClassVar
 
 import pytest
 import torch
@@ -15,23 +10,10 @@ import torch.nn.functional as F
 
 import covary
 from covary.rules import RULES, elementwise, rule
-from covary.varying import ConversionError, Varying
-from tests.jacobians import (
-    BLOCK,
-    IMAGE,
-    LARGE,
-    LINE,
-    MASK,
-    POSITIVE,
-    ROW,
-    STEPS,
-    Apply,
-    generator,
-    jacobian_covariance,
-    moments,
-    relative,
-    weights,
-)
+from covary.testing import RuleContract
+from covary.testing.rules import Apply, jacobian_covariance, moments, relative
+from covary.varying import ConversionError
+from tests.jacobians import BLOCK, IMAGE, LARGE, LINE, MASK, POSITIVE, ROW, STEPS, weights
 
 CASES = {
     # convolutions, in all their arrangements
@@ -276,42 +258,8 @@ def _eye():
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'", "ignore:There is a performance drop")
-@pytest.mark.parametrize("name", CASES)
-def test_covariance_is_that_of_the_jacobian(name):
-    function, x = CASES[name]
-    found = moments(function, x)
-    torch.testing.assert_close(found.mean, function(x), rtol=1e-6, atol=1e-6)
-    assert relative(found.covariance_matrix, jacobian_covariance(function, x)) < 1e-4
-    # Projections are rows of the same sweep.
-    n = found.mean[0].numel()
-    rows = torch.randn(2, n, generator=generator(), dtype=torch.float64)
-    expected = rows @ found.covariance_matrix @ rows.mT
-    assert relative(found.project(rows).covariance_matrix, expected) < 1e-9
-    diagonal = found.covariance_matrix.diagonal(dim1=1, dim2=2)
-    torch.testing.assert_close(moments(function, x).variance.flatten(1), diagonal)
-
-
-def test_tapes_hold_no_values_in_flight():
-    """They would keep all of a pass alive, and through it the tape itself."""
-    alive = []
-    gc.disable()
-    try:
-        for name, (function, x) in CASES.items():
-            runs = []
-
-            def watched(x, function=function, runs=runs):
-                if isinstance(x, Varying):
-                    runs.append(weakref.ref(x.run))
-                return function(x)
-
-            found = moments(watched, x)
-            assert runs
-            if any(run() is not None for run in runs):
-                alive.append(name)
-            del found
-    finally:
-        gc.enable()
-    assert not alive
+class TestRule(RuleContract):
+    cases = CASES
 
 
 SITES = {
@@ -358,12 +306,10 @@ SITES = {
 }
 
 
-@pytest.mark.parametrize("name", SITES)
-def test_nonlinearities_of_little_noise_have_the_covariance_of_the_jacobian(name):
-    function = SITES[name]
-    found = moments(function, STEPS)
-    torch.testing.assert_close(found.mean, function(STEPS), rtol=1e-5, atol=1e-5)
-    assert relative(found.covariance_matrix, jacobian_covariance(function, STEPS)) < 1e-3
+class TestNonlinearity(RuleContract):
+    cases: ClassVar = {name: (function, STEPS) for name, function in SITES.items()}
+    mean_tolerance = 1e-5
+    tolerance = 1e-3
 
 
 @pytest.mark.parametrize("name", SITES)

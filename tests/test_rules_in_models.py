@@ -11,20 +11,9 @@ from torch import nn
 
 import covary
 from covary.nn.fidelity import TrackingWarning
+from covary.testing.rules import SIGMA, Apply, generator, jacobian_covariance, moments, relative
 from covary.varying import ConversionError
-from tests.jacobians import (
-    IMAGE,
-    MASK,
-    ROW,
-    SIGMA,
-    STEPS,
-    Apply,
-    generator,
-    jacobian_covariance,
-    moments,
-    relative,
-    weights,
-)
+from tests.jacobians import IMAGE, MASK, ROW, STEPS, weights
 
 
 def _filled_then_changed(x, change):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ import covary
 from covary.covariance.samples import Samples
 from covary.covariance.sweep import Entry, Tape
 from covary.covariance.swept import Swept
-from tests import test_covariance as contract
-from tests.test_covariance import B, M, N, rand
+from covary.testing import CovarianceContract
+from covary.testing.covariances import rand
+from tests.test_covariance import B, N
 
 
 def swept(batch: int = B) -> Swept:
@@ -35,46 +37,9 @@ def chosen() -> Swept:
     return found
 
 
-@pytest.fixture(params=[swept, chosen])
-def cov(request: pytest.FixtureRequest) -> Swept:
-    torch.manual_seed(0)
-    made: Swept = request.param()
-    return made
-
-
-CONTRACT = [
-    contract.test_dense_is_symmetric_and_positive_semidefinite,
-    contract.test_changing_a_dense_matrix_in_place_changes_nothing_else,
-    contract.test_variance_is_the_diagonal,
-    contract.test_linear,
-    contract.test_add_noise,
-    contract.test_activate,
-    contract.test_samples_may_share_gains_and_differ_in_variance,
-    contract.test_activate_forgives_round_off_in_the_variance,
-    contract.test_scale,
-    contract.test_operations_chain,
-    contract.test_a_scale_that_samples_share_may_stand_between_weights,
-    contract.test_activations_follow_each_other,
-    contract.test_log_determinant,
-    contract.test_quadratic_is_the_product_with_the_dense_matrix,
-    contract.test_batch_dimension_grows_only_where_samples_differ,
-]
-
-
-@pytest.mark.parametrize("keeps", CONTRACT, ids=lambda test: test.__name__.removeprefix("test_"))
-def test_contract(keeps, cov):
-    keeps(cov)
-
-
-@pytest.mark.parametrize("samples", contract.SELECTIONS.values(), ids=contract.SELECTIONS)
-def test_selections_go_on(cov, samples):
-    twin = Swept(cov.tape, cov.at, cov.mean, cov.chosen)
-    expected, selected = twin.dense()[samples], cov.select(samples)
-    torch.testing.assert_close(selected.variance, expected.diagonal(dim1=1, dim2=2))
-    weight = torch.randn(M, N, dtype=torch.float64)
-    torch.testing.assert_close(selected.linear(weight).dense(), weight @ expected @ weight.mT)
-    noisy = selected.add_noise(0.3).dense()
-    torch.testing.assert_close(noisy, expected + 0.3 * torch.eye(N, dtype=torch.float64))
+class TestSwept(CovarianceContract):
+    cases: ClassVar = {"all": swept, "chosen": chosen}
+    test_is_a_pytree: Any = None  # a tape is made of functions
 
 
 def test_samples_selected_twice_take_one_factor_each():

@@ -22,7 +22,10 @@ from sklearn.metrics import (
     root_mean_squared_error,
 )
 
-from covary.uncertainty import metrics
+from covary.report import words
+from covary.runs.evaluation import classification_metrics
+from covary.uncertainty import metrics, scores
+from covary.uncertainty.registry import Metric
 
 rng = np.random.default_rng(0)
 TWO_GROUPS = [metrics.auroc, metrics.aupr, metrics.fpr95, metrics.separability]
@@ -320,3 +323,28 @@ def test_rank_correlation():
     a, b = rng.normal(size=80).round(1), rng.normal(size=80).round(1)
     assert metrics.rank_correlation(a, a + b) == pytest.approx(stats.spearmanr(a, a + b).statistic)
     assert math.isnan(metrics.rank_correlation([1, 1], [0, 1]))
+
+
+def test_a_metric_is_one_entry(monkeypatch):
+    """What is in the registry is computed, stored, and shown by its title."""
+    half = Metric("half", "One half", "lower", "probabilities", lambda *_: 0.5, meaning="Always.")
+    monkeypatch.setitem(metrics.METRICS, "half", half)
+    mean, label = np.array([[2.0, 0.0], [0.0, 1.0]]), np.array([0, 0])
+    known = {"mean": mean, "label": label, "entropy": label, "score:max_softmax": label}
+    assert classification_metrics(known)["half"] == 0.5
+    assert words.title_and_meaning("half") == ("One half", "Always.")
+
+
+def test_metrics_and_scores_have_words():
+    for name, metric in metrics.METRICS.items():
+        assert metric.name == name
+        assert metric.title
+        assert metric.meaning.endswith(".")
+        assert metric.best in {"", "higher", "lower", "50%", "90%", "95%"}
+    for name, score in (scores.SCORES | scores.FITTED_SCORES).items():
+        assert score.name == name
+        assert score.meaning
+    assert scores.about("max_softmax").title == "max-softmax"
+    assert scores.about("of_a_friend").title == "of a friend"
+    with pytest.raises(TypeError, match="fitted to held-out data first"):
+        scores.FITTED_SCORES["fitted"](None)

@@ -45,67 +45,22 @@ from covary.activations.smooth import (
     softplus,
 )
 
-__all__ = [
-    "LIF",
-    "ActivationMoments",
-    "MomentActivation",
-    "celu",
-    "elu",
-    "functions",
-    "get",
-    "hardshrink",
-    "hardtanh",
-    "leaky_relu",
-    "lif",
-    "names",
-    "power",
-    "quadrature",
-    "softplus",
-    "softshrink",
-    "threshold",
-]
-
+# Functions that make an activation of their arguments.
 _MAKERS = (
-    "celu",
-    "elu",
-    "hardshrink",
-    "hardtanh",
-    "leaky_relu",
-    "lif",
-    "power",
-    "softplus",
-    "softshrink",
+    "celu", "elu", "hardshrink", "hardtanh", "leaky_relu", "lif", "power", "softplus", "softshrink",
     "threshold",
-)
+)  # fmt: skip
+__all__ = [
+    "LIF", "ActivationMoments", "MomentActivation", "celu", "elu", "functions", "get", "hardshrink",
+    "hardtanh", "leaky_relu", "lif", "names", "power", "quadrature", "softplus", "softshrink",
+    "threshold",
+]  # fmt: skip
+
 _NETWORKS = (
-    ABS,
-    COS,
-    ERF,
-    GELU,
-    GELU_TANH,
-    HARDSIGMOID,
-    HARDSWISH,
-    HEAVISIDE,
-    IDENTITY,
-    LOGSIGMOID,
-    MISH,
-    PROBIT,
-    RELU,
-    RELU6,
-    SELU,
-    SIGMOID,
-    SILU,
-    SIN,
-    SOFTSIGN,
-    TANH,
-    TANHSHRINK,
-    celu(),
-    elu(),
-    hardshrink(),
-    hardtanh(),
-    softplus(),
-    softshrink(),
-)
+    ABS, COS, ERF, GELU, GELU_TANH, HARDSIGMOID, HARDSWISH, HEAVISIDE, IDENTITY, LOGSIGMOID, MISH,
+    PROBIT, RELU, RELU6, SELU, SIGMOID, SILU, SIN, SOFTSIGN, TANH, TANHSHRINK,
+    celu(), elu(), hardshrink(), hardtanh(), softplus(), softshrink(),
+)  # fmt: skip
 _FUNCTIONS = (EXP, EXPM1, LOG, LOG1P, RECIPROCAL, RSQRT, SQRT, SQUARE)
 _REGISTRY = {found.name: found for found in (*_NETWORKS, *_FUNCTIONS)}
 _REGISTRY["leaky_relu"] = leaky_relu()

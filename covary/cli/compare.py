@@ -20,6 +20,7 @@ from covary.data import describe
 from covary.nn.fidelity import Row as FidelityRow
 from covary.runs.config import PER_SAMPLE, DataConfig
 from covary.training import Silent, terminal_or_lines
+from covary.uncertainty.metrics import METRICS
 
 _OTHERS = "Methods compared with"
 _TASKS = ("classification", "regression")
@@ -183,15 +184,12 @@ def _listed(values: list[str] | None) -> tuple[str, ...]:
 def _show(result: Comparison) -> None:
     """Two tables: what each method predicts and costs, and what each score finds."""
     over = f"{len(result.seeds)} seeds" if len(result.seeds) > 1 else "1 seed"
-    predicts = (
-        {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
-        if result.task == "classification"
-        else {"rmse": "RMSE", "log_likelihood": "log-likelihood", "coverage_95": "95% coverage"}
-    )
+    classify = result.task == "classification"
+    predicts = ("accuracy", "nll", "ece") if classify else ("rmse", "log_likelihood", "coverage_95")
     methods = {row.method: row for row in result.rows}
     common.show_table(
         f"{result.dataset}, {over}: predictions, and cost in those of the plain network",
-        ["", *predicts.values(), "training", "inference"],
+        ["", *(METRICS[key].short for key in predicts), "training", "inference"],
         [
             [
                 name,
@@ -202,11 +200,9 @@ def _show(result: Comparison) -> None:
         ],
     )
     finds = {
-        "auroc_errors": "errors",
-        "spearman_error": "|error|, Spearman",
+        **{key: METRICS[key].short for key in ("auroc_errors", "spearman_error")},
         **{ood_key(part): part for part in result.ood},
-        "attack_awareness": "attacks",
-        "aurc": "AURC",
+        **{key: METRICS[key].short for key in ("attack_awareness", "aurc")},
     }
     there = result.rows[0].summary
     finds = {key: title for key, title in finds.items() if key in there}

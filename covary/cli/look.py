@@ -24,32 +24,8 @@ from covary.report.words import contradictions
 from covary.runs import Run
 from covary.runs import evaluate as measure
 from covary.runs.config import check_covariance
-
-_WORDS = {
-    "samples": "samples",
-    "accuracy": "accuracy",
-    "nll": "negative log-likelihood (nats)",
-    "brier": "Brier score",
-    "ece": "expected calibration error",
-    "adaptive_ece": "the same, bins of equal size",
-    "entropy": "entropy (nats)",
-    "entropy_right": "entropy, right predictions (nats)",
-    "entropy_wrong": "entropy, wrong predictions (nats)",
-    "auroc_entropy": "AUROC: entropy",
-    "auroc_max_softmax": "AUROC: max-softmax",
-    "aurc_entropy": "area under risk-coverage: entropy",
-    "aurc_max_softmax": "area under risk-coverage: max-softmax",
-    "rmse": "root mean squared error",
-    "mae": "mean absolute error",
-    "log_likelihood": "log-likelihood (target's units)",
-    "log_likelihood_standardised": "log-likelihood (standardised)",
-    "crps": "continuous ranked probability score",
-    "coverage_50": "targets within 50% intervals",
-    "coverage_90": "targets within 90% intervals",
-    "coverage_95": "targets within 95% intervals",
-    "width_90": "average width of 90% intervals",
-    "spearman_error": "rank correlation of |error| and deviation",
-}
+from covary.uncertainty.metrics import METRICS
+from covary.uncertainty.scores import about
 
 
 @reported
@@ -102,7 +78,6 @@ def evaluate(
         common.show_json(evaluation)
         return
     parts = evaluation["parts"]
-    keys = [key for key in _WORDS if any(key in part for part in parts.values())]
     calibrated = evaluation["calibration"]
     columns = {"test": parts["test"]}
     if calibrated:
@@ -111,7 +86,7 @@ def evaluate(
     common.show_table(
         f"{run}: {evaluation['task']} of {evaluation['dataset']}, {covariance} covariances",
         ["", *columns],
-        [[_WORDS[key], *(_number(part, key) for part in columns.values())] for key in keys],
+        _metric_rows(columns),
     )
     if calibrated:
         say(f"Calibrated on {calibrated['held_out_samples']:,} held-out training samples.")
@@ -120,11 +95,7 @@ def evaluate(
         common.show_table(
             "The same for each target, in its own units",
             ["", *evaluation["by_target"]],
-            [
-                [_WORDS[key], *(_number(one, key) for one in evaluation["by_target"].values())]
-                for key in _WORDS
-                if key in parts["test"]
-            ],
+            _metric_rows(evaluation["by_target"]),
         )
     for line in contradictions(parts):
         say(line)
@@ -186,17 +157,26 @@ def _show_scores(by_part: dict[str, dict[str, dict[str, float | None]]]) -> None
     foreign = [name for name in by_part if name != "test"]
     word = "AUROC: wrong" if kind == "auroc" else "rank correlation with |error|"
     common.show_table(
-        "What each score finds (covary.uncertainty.scores; fitted_plain sees no covariance)",
+        "What each score finds (covary.uncertainty.scores; fitted plain sees no covariance)",
         ["score", word, *(f"AUROC: {name}" for name in foreign)],
         [
             [
-                name,
+                about(name).title,
                 _decimal(row[kind]),
                 *(_decimal(by_part[part][name]["auroc"]) for part in foreign),
             ]
             for name, row in test.items()
         ],
     )
+
+
+def _metric_rows(columns: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """A row for each metric that any column has."""
+    return [
+        [metric.title, *(_number(one, key) for one in columns.values())]
+        for key, metric in METRICS.items()
+        if any(key in one for one in columns.values())
+    ]
 
 
 def _number(part: dict[str, Any], key: str) -> str:

@@ -124,8 +124,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
                 with so many folds, so that every sample is held out once; 0 takes a single
                 validation part of ``validation_fraction`` instead, which is quicker.
                 ``early_stopping`` always takes that.
-            epochs: passes over the training data; None for as many as make 3000 steps, and 10 at
-                least.
+            epochs: passes over the training data; None: as make 3000 steps, and 10 at least.
             batch_size: samples in a step.
             lr: learning rate of AdamW, at its highest where it has a schedule.
             weight_decay: how strongly weights are pulled to zero, per step and unit of ``lr``.

@@ -21,6 +21,7 @@ from covary.report.drawing import (
 )
 from covary.report.files import Array
 from covary.report.words import number
+from covary.uncertainty.scores import about
 
 # attack -> colour, dash, marker: transfers are dashed and hollow, in the colour of their attack
 _LOOKS = {
@@ -30,7 +31,7 @@ _LOOKS = {
     "transfer-fgsm": (BLUE, "--", "o"),
     "transfer-pgd": (ORANGE, "--", "s"),
 }
-_SCORES = {"entropy": "entropy", "max_softmax": "max-softmax"}
+_SCORES = {name: about(name).title for name in ("entropy", "max_softmax")}
 
 
 def drawings(attacks: Attacks) -> list[Drawing]:

@@ -32,6 +32,7 @@ from covary.report.files import Array
 from covary.report.gallery import galleries
 from covary.report.reading import Results
 from covary.report.spikes import Spikes
+from covary.uncertainty.metrics import METRICS
 
 
 @dataclass(frozen=True)
@@ -357,7 +358,7 @@ def _setting(config: Mapping[str, Any], key: str) -> Any:
 def _metric_rows(results: Results) -> list[dict[str, Any]]:
     """A row for each metric: its title, its value for each part, its meaning."""
     given = dict.fromkeys(name for values in results.metrics.values() for name in values)
-    known = [name for name in words.METRICS if name in given]
+    known = [name for name in METRICS if name in given]
     rows = []
     for name in [*known, *(name for name in given if name not in known)]:
         title, meaning = words.title_and_meaning(name)

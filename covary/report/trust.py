@@ -6,24 +6,8 @@ from typing import Any
 
 from covary.report import words
 from covary.report.reading import Results
-
-# name of a score -> what it is
-_SCORES = {
-    "entropy": "entropy of the covariance",
-    "trace": "sum of the variances",
-    "largest_eigenvalue": "variance along the direction that has most",
-    "max_softmax": "one minus the largest probability, of the mean alone",
-    "softmax_entropy": "entropy of the probabilities, of the mean alone",
-    "energy": "minus the log of the summed exponentials, of the mean alone",
-    "expected_max": "one minus the largest expected probability",
-    "predictive_entropy": "entropy of the expected probabilities",
-    "expected_entropy": "expected entropy of the probabilities",
-    "mutual_information": "the former less the latter: doubt that is due to the covariance",
-    "change_probability": "probability that noise changes the predicted class",
-    "margin": "distance of the two best classes, in its own standard deviations",
-    "fitted": "density of all layers' moments, and margin, fitted to held-out data",
-    "fitted_plain": "the same of the plain network of these weights: no covariance",
-}
+from covary.uncertainty.metrics import METRICS
+from covary.uncertainty.scores import about
 
 
 def score_table(results: Results) -> dict[str, Any] | None:
@@ -40,8 +24,8 @@ def score_table(results: Results) -> dict[str, Any] | None:
     best = [max((v for v in column if v is not None), default=None) for column in columns]
     rows = [
         {
-            "name": name.replace("_", " "),
-            "meaning": _SCORES.get(name, ""),
+            "name": about(name).title,
+            "meaning": about(name).meaning,
             "cells": [
                 {"text": words.number(column[i]), "best": column[i] == top and top is not None}
                 for column, top in zip(columns, best, strict=True)
@@ -59,7 +43,7 @@ def calibration_table(results: Results) -> dict[str, Any] | None:
         return None
     before = results.metrics["test"]
     rows = []
-    for name in (name for name in words.METRICS if name in found["test"] and name in before):
+    for name in (name for name in METRICS if name in found["test"] and name in before):
         if name == "samples":
             continue
         title, _ = words.title_and_meaning(name)

@@ -1,4 +1,4 @@
-"""Numbers as a reader expects them, sentences made of them, and what each metric means."""
+"""Numbers as a reader expects them, and sentences made of them."""
 
 from __future__ import annotations
 
@@ -9,92 +9,11 @@ from typing import Any
 import numpy as np
 
 from covary.report.reading import Results
+from covary.uncertainty.metrics import METRICS
 
 MINUS = "\N{MINUS SIGN}"
 NOTHING = "\N{EN DASH}"
 
-# name -> (title, what it means)
-METRICS = {
-    "samples": ("Inputs", "How many inputs the other numbers of the column are taken over."),
-    "accuracy": ("Accuracy", "The part of the inputs whose predicted class is the true one."),
-    "nll": (
-        "Negative log-likelihood",
-        "Minus the logarithm of the probability given to the true class, on average, in nats. "
-        "Lower is better; one confident mistake costs much.",
-    ),
-    "brier": (
-        "Brier score",
-        "Squared distance of the probabilities from the truth, from 0 (best) to 2.",
-    ),
-    "ece": (
-        "Calibration error (ECE)",
-        "How far the probability of the predicted class is from the accuracy, on average over "
-        "bins of inputs. 0 is best.",
-    ),
-    "adaptive_ece": (
-        "Calibration error, adaptive",
-        "The same with as many inputs in every bin.",
-    ),
-    "entropy": ("Mean entropy", "Entropy of the output covariance, in nats, on average."),
-    "entropy_right": (
-        "Mean entropy, right",
-        "Entropy of the output covariance where the prediction is right, in nats.",
-    ),
-    "entropy_wrong": (
-        "Mean entropy, wrong",
-        "The same where the prediction is wrong. It should be higher.",
-    ),
-    "auroc_entropy": (
-        "AUROC of entropy",
-        "The chance that entropy is higher on a wrong prediction than on a right one (on a "
-        "foreign input than on a test input). 0.5 is a coin toss, 1 is perfect.",
-    ),
-    "auroc_max_softmax": (
-        "AUROC of max-softmax",
-        "The same for the probability of the predicted class, which needs no covariance: what "
-        "entropy has to be compared with.",
-    ),
-    "aurc_entropy": (
-        "AURC of entropy",
-        "Error rate among the answered inputs, averaged over how many are answered, the lowest "
-        "entropy first. Lower is better.",
-    ),
-    "aurc_max_softmax": (
-        "AURC of max-softmax",
-        "The same, the largest probability first.",
-    ),
-    "rmse": (
-        "RMSE",
-        "Root of the mean squared error, in units of the target. Lower is better.",
-    ),
-    "mae": ("Mean absolute error", "In units of the target. Lower is better."),
-    "log_likelihood": (
-        "Log-likelihood",
-        "Logarithm of the predicted Gaussian density at the truth, on average, in nats. Higher is "
-        "better.",
-    ),
-    "log_likelihood_standardised": (
-        "Log-likelihood, standardised",
-        "The same in units of the training targets' standard deviation, to compare data sets.",
-    ),
-    "crps": (
-        "CRPS",
-        "Continuous ranked probability score: the absolute error of a whole distribution, in "
-        "units of the target. Lower is better.",
-    ),
-    "coverage_50": ("Coverage of 50% intervals", "How many hold the truth. It should be 50%."),
-    "coverage_90": ("Coverage of 90% intervals", "How many hold the truth. It should be 90%."),
-    "coverage_95": ("Coverage of 95% intervals", "How many hold the truth. It should be 95%."),
-    "width_90": (
-        "Width of 90% intervals",
-        "On average, in units of the target. Narrower is better if the coverage is right.",
-    ),
-    "spearman_error": (
-        "Rank correlation of error and stddev",
-        "Whether larger predicted standard deviations come with larger errors: 1 if always, 0 if "
-        "there is no relation.",
-    ),
-}
 # name of a measure of agreement with exact moments -> its column
 FIDELITY = {
     "mean": "mean error",
@@ -103,7 +22,6 @@ FIDELITY = {
     "rank": "entropy rank",
     "argmax": "other class",
 }
-_SHARES = {"accuracy", "coverage_50", "coverage_90", "coverage_95"}
 
 
 def number(value: Any) -> str:
@@ -219,14 +137,15 @@ def short(text: str, limit: int = 26) -> str:
 
 def metric(name: str, value: Any) -> str:
     """The value of a metric, as a percentage if it is a share of inputs."""
-    if name in _SHARES and isinstance(value, (int, float)):
+    if name in METRICS and METRICS[name].is_share and isinstance(value, (int, float)):
         return percent(float(value), decimals=2)
     return number(value)
 
 
 def title_and_meaning(name: str) -> tuple[str, str]:
     """Of a metric; a metric that is not known has its name as a title."""
-    return METRICS.get(name, (name.replace("_", " "), ""))
+    known = METRICS.get(name)
+    return (known.title, known.meaning) if known else (name.replace("_", " "), "")
 
 
 def summary(results: Results) -> list[str]:

@@ -15,17 +15,16 @@ from torch import Tensor
 from covary import activations
 from covary.activations import MomentActivation
 from covary.rules.choices import activated
-from covary.rules.registry import composed, elementwise
+from covary.rules.registry import composed, elementwise, spellings
 from covary.varying import ConversionError
 
-# Functions of one argument, whose moment activation has the same name.
-_INCREASING = (
+# Functions of one argument that never fall.
+_INCREASING = {
     *("relu", "relu6", "tanh", "sigmoid", "selu", "hardsigmoid", "logsigmoid", "softsign"),
     *("tanhshrink", "erf", "exp", "expm1"),
-)
-_OTHERS = ("silu", "mish", "hardswish", "sin", "cos", "square", "abs")
+}
 # Noise before them would leave the numbers that they take: norms are made of them.
-_OF_SOME_NUMBERS = ("sqrt", "rsqrt", "log", "log1p", "reciprocal")
+_OF_SOME_NUMBERS = {"sqrt", "rsqrt", "log", "log1p", "reciprocal"}
 
 
 def _named(name: str) -> Callable[..., MomentActivation]:
@@ -44,12 +43,15 @@ def _unless_negative(slope: float = 1.0, *_: Any, **options: Any) -> bool:
     return all(value >= 0 for value in (slope, *options.values()))
 
 
-for _name in _INCREASING:
-    elementwise(_name, increasing=_always)(_named(_name))
-for _name in _OTHERS:
-    elementwise(_name)(_named(_name))
-for _name in _OF_SOME_NUMBERS:
-    elementwise(_name, has_noise=False)(_named(_name))
+# A torch function has the moment activation of its own name. Those with more arguments follow
+# below, but for the step: torch.heaviside takes a value at 0 for each element.
+for _name in (*activations.names(), *activations.functions()):
+    if _name != "heaviside" and spellings(_name):
+        elementwise(
+            _name,
+            has_noise=_name not in _OF_SOME_NUMBERS,
+            increasing=_always if _name in _INCREASING else None,
+        )(_named(_name))
 elementwise("absolute")(_named("abs"))
 elementwise("expit", increasing=_always)(_named("sigmoid"))
 

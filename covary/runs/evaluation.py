@@ -24,8 +24,6 @@ from covary.uncertainty import metrics
 
 # Large, or of no use to whoever draws: not kept for every sample.
 _NOT_KEPT = ("covariance", "calibrated_covariance")
-# Of correlations that a network has computed in float32.
-_ROUND_OFF = 1e-6
 
 
 def evaluate(
@@ -144,7 +142,7 @@ def classification_metrics(arrays: Arrays) -> dict[str, float]:
     doubt = arrays[SCORE + "max_softmax"]
     return {
         "samples": len(label),
-        **_probability_metrics(probabilities, label),
+        **metrics.of_probabilities(probabilities, label),
         "entropy_right": _average(entropy[~wrong]),
         "entropy_wrong": _average(entropy[wrong]),
         "auroc_entropy": metrics.auroc(entropy[wrong], entropy[~wrong]),
@@ -154,45 +152,15 @@ def classification_metrics(arrays: Arrays) -> dict[str, float]:
     }
 
 
-def _probability_metrics(probabilities: np.ndarray, label: np.ndarray) -> dict[str, float]:
-    right, confidence = probabilities.argmax(1) == label, probabilities.max(1)
-    return {
-        "accuracy": float(right.mean()),
-        "nll": metrics.nll(probabilities, label),
-        "brier": metrics.brier(probabilities, label),
-        "ece": metrics.ece(confidence, right),
-        "adaptive_ece": metrics.adaptive_ece(confidence, right),
-    }
-
-
 def regression_metrics(arrays: Arrays, *, before: str = "") -> dict[str, float]:
     """Errors, likelihood, and how many targets the intervals hold, in the target's own units.
 
     Of the moments whose names begin with ``before``.
     """
-    mean, covariance = arrays[f"{before}mean"], arrays[f"{before}covariance"].astype(np.float64)
-    gap = arrays["target"] - mean
-    stddev = np.sqrt(np.diagonal(covariance, axis1=-2, axis2=-1).clip(min=0))
-    # One target has a variance, whatever its size.
-    rtol = _ROUND_OFF if covariance.shape[-1] > 1 else 0.0
-    likelihood = metrics.gaussian_log_likelihood(mean, covariance, arrays["target"], rtol=rtol)
-    coverages = {
-        f"coverage_{level}": metrics.interval_coverage(gap, stddev, level / 100)
-        for level in (50, 90, 95)
-    }
-    correlations = [
-        metrics.rank_correlation(np.abs(errors), deviations)
-        for errors, deviations in zip(gap.T, stddev.T, strict=True)
-    ]
+    mean, covariance = arrays[f"{before}mean"], arrays[f"{before}covariance"]
     return {
-        "samples": len(gap),
-        "rmse": metrics.rmse(mean, arrays["target"]),
-        "mae": float(np.abs(gap).mean()),
-        "log_likelihood": float(likelihood.mean()),
-        "crps": metrics.crps_gaussian(mean, stddev, arrays["target"]),
-        **coverages,
-        "width_90": metrics.interval_width(stddev, 0.9),
-        "spearman_error": _average(np.array(correlations)),
+        "samples": len(mean),
+        **metrics.of_moments(mean, covariance, arrays["target"]),
     }
 
 
@@ -238,7 +206,7 @@ def _calibration(
     if held_out.calibration is None:
         return None
     if classify:
-        after = _probability_metrics(test["calibrated_probabilities"], test["label"])
+        after = metrics.of_probabilities(test["calibrated_probabilities"], test["label"])
     else:
         after = regression_metrics(test, before="calibrated_")
         after["log_likelihood_standardised"] = _standardised(after, net)

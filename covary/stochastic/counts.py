@@ -16,7 +16,7 @@ class CountMoments:
     """Collects spike counts of windows of a layer: variances, or covariances where asked for."""
 
     def __init__(
-        self, groups: int, batch: int, units: int, *, covariance: bool, device: torch.device
+        self, groups: int, batch: int, units: int, covariance: bool, device: torch.device
     ) -> None:
         self.shape, self.covariance = (batch, units), covariance
         # Each neuron by itself is an input of one unit: no products of different neurons.

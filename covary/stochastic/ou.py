@@ -11,7 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from covary.stochastic.chain import Chain
-from covary.stochastic.statistics import GROUPS, Estimate, Progress, check_groups, unshown
+from covary.stochastic.statistics import (
+    GROUPS,
+    Estimate,
+    Progress,
+    check_groups,
+    unshown,
+)
 from covary.stochastic.steady import accumulators, input_stddev, prepared
 
 METHODS = ("euler-maruyama", "exponential")
@@ -121,8 +127,7 @@ def simulate_ou(
     """
     chain, means = prepared(net, x)
     clock = _clock(len(chain.stages) + 1, duration, dt, tau, ratio, method, burn_in, thin)
-    chosen = _checked_trace(chain, record_trace)
-    traced = min(clock.steps - clock.burn_in, round(trace_duration / clock.dt)) if chosen else 0
+    chosen, traced = _checked_trace(chain, clock, record_trace, trace_duration)
     network = _Network(chain, means, groups, check_groups(copies, groups), clock)
     generator = torch.Generator(means.device).manual_seed(seed)
     moments = accumulators(chain, groups, len(means))
@@ -302,8 +307,9 @@ def _checked_step(dt: float | None, smallest: float, *, exact: bool) -> float:
 
 
 def _checked_trace(
-    chain: Chain, wanted: Mapping[str, Sequence[int]] | None
-) -> dict[str, list[int]]:
+    chain: Chain, clock: _Clock, wanted: Mapping[str, Sequence[int]] | None, duration: float
+) -> tuple[dict[str, list[int]], int]:
+    """Units to trace, by stage, and for how many steps."""
     widths = {stage.name: len(stage.weight) for stage in chain.stages}
     for name, units in (wanted or {}).items():
         if name not in widths:
@@ -312,4 +318,5 @@ def _checked_trace(
             raise ValueError(
                 f"{name} has units 0 to {widths[name] - 1} to trace, got {list(units)}."
             )
-    return {name: list(units) for name, units in (wanted or {}).items()}
+    chosen = {name: list(units) for name, units in (wanted or {}).items()}
+    return chosen, min(clock.steps - clock.burn_in, round(duration / clock.dt)) if chosen else 0

@@ -122,8 +122,7 @@ def simulate_spikes(
     for stage in hidden:
         _check_step(dt, neuron_of(stage), crossing)
     clock = _clock(duration, burn_in, window, dt, times)
-    recorded = (covariance,) if isinstance(covariance, str) else tuple(covariance)
-    _check_names(recorded, [stage.name for stage in hidden])
+    recorded = _checked_names(covariance, [stage.name for stage in hidden])
     shape = (groups, len(means), _checked_copies(copies, groups, clock))
     network = _Network(chain, hidden, means, shape, dt, crossing)
     moments = [
@@ -382,13 +381,15 @@ def _check_step(dt: float, neuron: LIF, crossing: str) -> None:
         )
 
 
-def _check_names(wanted: Sequence[str], known: Sequence[str]) -> None:
-    for name in wanted:
+def _checked_names(wanted: str | Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    names = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+    for name in names:
         if name not in known:
             raise ValueError(
                 f"There is no layer {name!r} to record covariances of; there are "
                 f"{', '.join(known)}."
             )
+    return names
 
 
 def _check_rates(layer: SpikingLayer, dt: float) -> None:

@@ -8,15 +8,19 @@ NaN among what is given is an error. Infinite scores are numbers like others for
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from covary.uncertainty.registry import Metric
+
 Floats = NDArray[np.float64]
 # Probabilities of float32 may exceed 1 by its round-off.
 _ROUND_OFF = 1e-5
+_CORRELATION_ROUND_OFF = 1e-6
 
 
 def separability(higher: ArrayLike, lower: ArrayLike) -> float:
@@ -288,6 +292,147 @@ def rank_correlation(first: ArrayLike, second: ArrayLike) -> float:
     a, b = a - a.mean(), b - b.mean()
     scale = math.sqrt(float((a**2).sum() * (b**2).sum()))
     return float((a * b).sum()) / scale if scale > 0 else math.nan
+
+
+def accuracy(probabilities: ArrayLike, labels: ArrayLike) -> float:
+    """Fraction of the samples whose most probable class, of (n, classes), is the true one, (n,)."""
+    chances, classes = _predicted(probabilities, labels, "accuracy")
+    return _mean(chances.argmax(1) == classes)
+
+
+def of_probabilities(probabilities: ArrayLike, labels: ArrayLike) -> dict[str, float]:
+    """Every metric of probabilities (n, classes) and labels (n,), by name."""
+    chances, given = np.asarray(probabilities), np.asarray(labels)
+    found = (metric for metric in METRICS.values() if metric.needs == "probabilities")
+    return {metric.name: metric.of(chances, given) for metric in found if metric.of}
+
+
+def of_moments(mean: ArrayLike, covariance: ArrayLike, target: ArrayLike) -> dict[str, float]:
+    """Every metric of means (n, t), covariances (n, t, t) and targets (n, t), by name.
+
+    In the units of the targets.
+    """
+    matrices = np.asarray(covariance, dtype=np.float64)
+    known = Predicted(np.asarray(mean), matrices, np.asarray(target))
+    found = (metric for metric in METRICS.values() if metric.needs == "moments")
+    return {metric.name: metric.of(known) for metric in found if metric.of}
+
+
+class Predicted(NamedTuple):
+    """Moments of n samples of t targets, and the targets."""
+
+    mean: Floats  # (n, t)
+    covariance: Floats  # (n, t, t)
+    target: Floats  # (n, t)
+
+    @property
+    def error(self) -> Floats:
+        """(n, t) target minus mean."""
+        return self.target - self.mean
+
+    @property
+    def stddev(self) -> Floats:
+        """(n, t) of each target."""
+        variance = np.diagonal(self.covariance, axis1=-2, axis2=-1)
+        found: Floats = np.sqrt(variance.clip(min=0))
+        return found
+
+
+def _of_confidence(metric: Callable[..., float]) -> Callable[[Floats, Floats], float]:
+    """A metric of confidences and what is right as one of probabilities and labels."""
+    return lambda chances, labels: metric(chances.max(1), chances.argmax(1) == labels)
+
+
+def _log_likelihood(known: Predicted) -> float:
+    # Correlations that a network has computed in float32; one target has a variance of any size.
+    rtol = _CORRELATION_ROUND_OFF if known.covariance.shape[-1] > 1 else 0.0
+    return float(gaussian_log_likelihood(*known, rtol=rtol).mean())
+
+
+def _spearman(known: Predicted) -> float:
+    """Averaged over the targets."""
+    pairs = zip(np.abs(known.error).T, known.stddev.T, strict=True)
+    return _mean([rank_correlation(*pair) for pair in pairs])
+
+
+def _coverage(percent: int) -> Metric:
+    return Metric(
+        f"coverage_{percent}", f"Coverage of {percent}% intervals", f"{percent}%", "moments",
+        lambda known: interval_coverage(known.error, known.stddev, percent / 100),
+        meaning=f"How many hold the truth. It should be {percent}%.",
+        short=f"{percent}% coverage", is_share=True,
+    )  # fmt: skip
+
+
+# In the order of tables: name, title, what is best, what it needs, function; and its meaning.
+# fmt: off
+METRICS: dict[str, Metric] = {metric.name: metric for metric in (
+    Metric("samples", "Inputs",
+           meaning="How many inputs the other numbers of the column are taken over."),
+    Metric("accuracy", "Accuracy", "higher", "probabilities", accuracy, is_share=True,
+           meaning="The part of the inputs whose predicted class is the true one."),
+    Metric("nll", "Negative log-likelihood", "lower", "probabilities", nll, short="NLL",
+           meaning="Minus the logarithm of the probability given to the true class, on average, "
+                   "in nats. Lower is better; one confident mistake costs much."),
+    Metric("brier", "Brier score", "lower", "probabilities", brier,
+           meaning="Squared distance of the probabilities from the truth, from 0 (best) to 2."),
+    Metric("ece", "Calibration error (ECE)", "lower", "probabilities", _of_confidence(ece),
+           short="ECE",
+           meaning="How far the probability of the predicted class is from the accuracy, on "
+                   "average over bins of inputs. 0 is best."),
+    Metric("adaptive_ece", "Calibration error, adaptive", "lower", "probabilities",
+           _of_confidence(adaptive_ece), meaning="The same with as many inputs in every bin."),
+    Metric("entropy", "Mean entropy",
+           meaning="Entropy of the output covariance, in nats, on average."),
+    Metric("entropy_right", "Mean entropy, right",
+           meaning="Entropy of the output covariance where the prediction is right, in nats."),
+    Metric("entropy_wrong", "Mean entropy, wrong",
+           meaning="The same where the prediction is wrong. It should be higher."),
+    Metric("auroc_entropy", "AUROC of entropy", "higher",
+           meaning="The chance that entropy is higher on a wrong prediction than on a right one "
+                   "(on an out-of-distribution input than on a test input). 0.5 is a coin toss, 1 "
+                   "is perfect."),
+    Metric("auroc_max_softmax", "AUROC of max-softmax", "higher",
+           meaning="The same for the probability of the predicted class, which needs no "
+                   "covariance: what entropy has to be compared with."),
+    Metric("auroc_errors", "AUROC, errors", "higher", short="errors",
+           meaning="The chance that a score is higher on a wrong prediction than on a right one."),
+    Metric("attack_awareness", "AUROC, attacked inputs", "higher", short="attacks",
+           meaning="The chance that a score is higher on an attacked input than on a clean one."),
+    Metric("aurc", "AURC", "lower",
+           meaning="Loss among the answered inputs, averaged over how many are answered, the "
+                   "lowest score first. Lower is better."),
+    Metric("aurc_entropy", "AURC of entropy", "lower",
+           meaning="Error rate among the answered inputs, averaged over how many are answered, "
+                   "the lowest entropy first. Lower is better."),
+    Metric("aurc_max_softmax", "AURC of max-softmax", "lower",
+           meaning="The same, the largest probability first."),
+    Metric("rmse", "RMSE", "lower", "moments", lambda known: rmse(known.mean, known.target),
+           meaning="Root of the mean squared error, in units of the target. Lower is better."),
+    Metric("mae", "Mean absolute error", "lower", "moments",
+           lambda known: float(np.abs(known.error).mean()),
+           meaning="In units of the target. Lower is better."),
+    Metric("log_likelihood", "Log-likelihood", "higher", "moments", _log_likelihood,
+           meaning="Logarithm of the predicted Gaussian density at the truth, on average, in "
+                   "nats. Higher is better."),
+    Metric("log_likelihood_standardised", "Log-likelihood, standardised", "higher", "moments",
+           meaning="The same in units of the training targets' standard deviation, to compare "
+                   "data sets."),
+    Metric("crps", "CRPS", "lower", "moments",
+           lambda known: crps_gaussian(known.mean, known.stddev, known.target),
+           meaning="Continuous ranked probability score: the absolute error of a whole "
+                   "distribution, in units of the target. Lower is better."),
+    *(_coverage(percent) for percent in (50, 90, 95)),
+    Metric("width_90", "Width of 90% intervals", "lower", "moments",
+           lambda known: interval_width(known.stddev, 0.9),
+           meaning="On average, in units of the target. Narrower is better if the coverage is "
+                   "right."),
+    Metric("spearman_error", "Rank correlation of error and stddev", "higher", "moments",
+           _spearman, short="|error|, Spearman",
+           meaning="Whether larger predicted standard deviations come with larger errors: 1 if "
+                   "always, 0 if there is no relation."),
+)}
+# fmt: on
 
 
 def _ranks(values: Floats) -> Floats:

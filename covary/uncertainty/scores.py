@@ -12,11 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from covary.moments import Moments
+from covary.uncertainty.registry import Needs, Score
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Pairs of opposite points that stand for a Gaussian, and the numbers worked on at a time.
 _PAIRS = 64
@@ -25,16 +29,36 @@ _NUMBERS = 2**21
 _RIVALS = 16
 
 
+# All that need nothing but moments, by name, in the order of tables.
+SCORES: dict[str, Score] = {}
+
+
+def _score(
+    needs: Needs, meaning: str, formula: str, *, title: str = ""
+) -> Callable[[Function], Function]:
+    """Decorate a score: its name and these words go to ``SCORES``."""
+
+    def decorate(function: Function) -> Function:
+        name = function.__name__
+        SCORES[name] = Score(name, meaning, needs, function, formula=formula, title=title)
+        return function
+
+    return decorate
+
+
+@_score("covariance", "entropy of the covariance", r"$\frac12 \log \det 2 \pi e C$")
 def entropy(moments: Moments) -> Tensor:
     """(B,) entropy of the covariance, in nats; docs/theory.md, eq. (25). Sees no mean."""
     return _checked(moments).entropy()
 
 
+@_score("covariance", "sum of the variances", r"$\sum_i C_{ii}$")
 def trace(moments: Moments) -> Tensor:
     """(B,) sum of the variances. Sees no mean."""
     return _checked(moments).variance.sum(-1)
 
 
+@_score("covariance", "variance along the direction that has most", r"$\lambda_1(C)$")
 def largest_eigenvalue(moments: Moments) -> Tensor:
     """(B,) variance along the direction that has most of it. Sees no mean."""
     matrix = _checked(moments).cov.dense()
@@ -46,16 +70,28 @@ def largest_eigenvalue(moments: Moments) -> Tensor:
     return largest.expand(moments.mean.shape[:-1])
 
 
+@_score(
+    "mean",
+    "one minus the largest probability, of the mean alone",
+    r"$1 - \max_k p_k$ with $p = \mathrm{softmax}(m)$",
+    title="max-softmax",
+)
 def max_softmax(moments: Moments) -> Tensor:
     """(B,) one minus the largest softmax probability of the mean. Sees no covariance."""
     return _doubt(_logits(moments, "max_softmax").softmax(-1))
 
 
+@_score("mean", "entropy of the probabilities, of the mean alone", r"$H(p) = -\sum_k p_k \log p_k$")
 def softmax_entropy(moments: Moments) -> Tensor:
     """(B,) entropy of the softmax of the mean, in nats. Sees no covariance."""
     return _softmax_and_entropy(_logits(moments, "softmax_entropy"), -1)[1]
 
 
+@_score(
+    "mean",
+    "minus the log of the summed exponentials, of the mean alone",
+    r"$-\log \sum_k e^{m_k}$",
+)
 def energy(moments: Moments) -> Tensor:
     """(B,) minus the log of the summed exponentials of the mean. Sees no covariance."""
     return -_logits(moments, "energy").logsumexp(-1)
@@ -87,6 +123,11 @@ def expected_softmax(
     return torch.softmax(-(gap / flatter).logsumexp(-1), -1)
 
 
+@_score(
+    "mean and covariance",
+    "one minus the largest expected probability",
+    r"$1 - \max_k q_k$ with $q$ = `expected_softmax`",
+)
 def expected_max(
     moments: Moments, *, samples: int | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -95,6 +136,11 @@ def expected_max(
     return _doubt(expected_softmax(moments, samples=samples, generator=generator))
 
 
+@_score(
+    "mean and covariance",
+    "entropy of the expected probabilities",
+    r"$H(\mathrm E[\mathrm{softmax}(x)])$",
+)
 def predictive_entropy(
     moments: Moments, *, samples: int | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -106,6 +152,11 @@ def predictive_entropy(
     return _entropies("predictive_entropy", moments, samples, generator)[0]
 
 
+@_score(
+    "mean and covariance",
+    "expected entropy of the probabilities",
+    r"$\mathrm E[H(\mathrm{softmax}(x))]$",
+)
 def expected_entropy(
     moments: Moments, *, samples: int | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -116,6 +167,11 @@ def expected_entropy(
     return _entropies("expected_entropy", moments, samples, generator)[1]
 
 
+@_score(
+    "mean and covariance",
+    "predictive less expected entropy: doubt that is due to the covariance",
+    r"the former minus the latter, in $[0, \log n]$",
+)
 def mutual_information(
     moments: Moments, *, samples: int | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -137,6 +193,11 @@ def mutual_information(
     return (of_average - average).clamp(min=0)
 
 
+@_score(
+    "mean and covariance",
+    "probability that noise changes the predicted class",
+    r"$P(\max_j x_j > x_k)$ for $k = \mathrm{argmax}\, m$",
+)
 def change_probability(
     moments: Moments, *, samples: int | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -165,6 +226,11 @@ def change_probability(
         return _overtaken(*_leads(moments, logits, first))
 
 
+@_score(
+    "mean and covariance",
+    "minus the lead of the best class over the second, in its own standard deviations",
+    r"$-(m_1 - m_2) / \sqrt{v_{12}}$ for the two largest means",
+)
 def margin(moments: Moments) -> Tensor:
     """(B,) minus the lead of the first class over the second, in standard deviations of it.
 
@@ -184,23 +250,29 @@ def layer_entropies(layers: Mapping[str, Moments]) -> dict[str, Tensor]:
     return {name: entropy(moments) for name, moments in layers.items()}
 
 
-# In the order of tables. The first ones serve regression too.
-COVARIANCE_SCORES: dict[str, Callable[[Moments], Tensor]] = {
-    "entropy": entropy,
-    "trace": trace,
-    "largest_eigenvalue": largest_eigenvalue,
+COVARIANCE_SCORES = {name: score for name, score in SCORES.items() if score.needs == "covariance"}
+# Those that held-out data are needed for: covary.uncertainty.fit.
+FITTED_SCORES: dict[str, Score] = {
+    score.name: score
+    for score in (
+        Score(
+            "fitted",
+            "density of all layers' moments, and margin, fitted to held-out data",
+            "held-out data",
+        ),
+        Score(
+            "fitted_plain",
+            "the same of the plain network of these weights: no covariance",
+            "held-out data",
+        ),
+    )
 }
-SCORES: dict[str, Callable[[Moments], Tensor]] = COVARIANCE_SCORES | {
-    "max_softmax": max_softmax,
-    "softmax_entropy": softmax_entropy,
-    "energy": energy,
-    "expected_max": expected_max,
-    "predictive_entropy": predictive_entropy,
-    "expected_entropy": expected_entropy,
-    "mutual_information": mutual_information,
-    "change_probability": change_probability,
-    "margin": margin,
-}
+
+
+def about(name: str) -> Score:
+    """The words for the score of this name; one that is not known is its own title."""
+    known = SCORES | FITTED_SCORES
+    return known.get(name, Score(name, "", "mean and covariance"))
 
 
 def _checked(moments: Moments) -> Moments:

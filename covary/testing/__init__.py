@@ -1,0 +1,23 @@
+"""Contracts as test classes: run them on a covariance, activation, rule or score of your own.
+
+Subclass a contract in a test file, name the class ``Test...``, give it cases, and run pytest:
+
+    class TestMine(covary.testing.CovarianceContract):
+        cases = {"start": lambda: Mine.start(torch.ones(1, 1, dtype=torch.float64), 4)}
+
+Every method ``test_...`` of a contract runs on every case. The library's own tests do the same.
+"""
+
+from covary.testing.activations import ActivationContract
+from covary.testing.contract import Contract
+from covary.testing.covariances import CovarianceContract
+from covary.testing.rules import RuleContract
+from covary.testing.scores import ScoreContract
+
+__all__ = [
+    "ActivationContract",
+    "Contract",
+    "CovarianceContract",
+    "RuleContract",
+    "ScoreContract",
+]
