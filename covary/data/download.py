@@ -13,9 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from covary.data.dataset import DataError
+from covary.data.dataset import DataError, needed
 from covary.data.locking import held
-from covary.data.optional import needed
 
 if TYPE_CHECKING:
     import requests

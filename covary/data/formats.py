@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from covary.data.dataset import DataError
-from covary.data.optional import needed
+from covary.data.dataset import DataError, needed
 
 Array = npt.NDArray[Any]
 

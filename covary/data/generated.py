@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from covary.data.dataset import Dataset
-from covary.data.optional import needed
+from covary.data.dataset import Dataset, needed
 
 QUADRANT_SAMPLES = 10_000
 MOON_SAMPLES = 1_000

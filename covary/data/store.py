@@ -12,10 +12,9 @@ import numpy as np
 import torch
 
 from covary.data.catalogue import CATALOGUE
-from covary.data.dataset import DataError, Dataset
+from covary.data.dataset import DataError, Dataset, needed
 from covary.data.download import fetch_file
 from covary.data.entry import Entry, Form
-from covary.data.optional import needed
 
 Folder = str | os.PathLike[str]
 
