@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from covary import data
-from covary.data import catalogue, formats, store
+from covary.data import download, images, store, uci
 from covary.data.download import File
-from covary.data.entry import Entry, Form
+from covary.data.entry import Arrays, Entry, Form
 from tests import data_files
 
 FOLDER = os.environ.get("COVARY_DATA")
@@ -80,8 +80,43 @@ def test_every_entry_describes_itself():
         assert len(set(entry.classes)) == len(entry.classes)
         for form in entry.forms:
             assert all(len(file.sha256) == 64 for file in form.files)
+            for file in (part for whole in form.files for part in (whole, *whole.made_from)):
+                assert bool(file.size) == bool(file.urls)
+                assert not file.urls or any(url.startswith("https://") for url in file.urls)
     assert len(data.describe("cifar100").classes) == 100
     assert list(data.describe("cifar100").classes) == sorted(data.describe("cifar100").classes)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        images.read_idx,
+        lambda path: images.read_strips(path, classes=10),
+        images.read_svhn,
+        lambda path: images.read_cifar_set(
+            [path], train={}, test={"a": 1}, label_bytes=1, classes=10
+        ),
+        uci.read_uci,
+        download.file_sha256,
+    ],
+    ids=["idx", "npz", "mat", "tar", "uci", "sha256"],
+)
+def test_no_reader_waits_for_a_pipe(tmp_path, read):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(data.DataError, match="folder is a directory"):
+        read(tmp_path / "folder")
+    with pytest.raises(data.DataError, match="pipe is a named pipe"):
+        read(tmp_path / "pipe")
+
+
+def test_a_pipe_in_place_of_a_file_of_a_set_is_told(tiny, tmp_path):
+    folder = tiny(tmp_path / "given")
+    (folder / "tiny" / "labels").unlink()
+    os.mkfifo(folder / "tiny" / "labels")
+    with pytest.raises(data.DataError, match="labels is a named pipe"):
+        data.load("tiny", data_dir=folder)
+    assert data.status("tiny", folder).state == "damaged"
 
 
 def test_wrong_names_and_splits_are_told():
@@ -102,14 +137,14 @@ def test_wrong_names_and_splits_are_told():
 @pytest.fixture
 def tiny(monkeypatch):
     """Write 2 test images to a folder, where they are known by the name ``tiny``."""
-    images, labels = data_files.images(2, 4, 4), np.array([1, 0])
-    contents = {"images": data_files.idx_bytes(images), "labels": data_files.idx_bytes(labels)}
+    pictures, labels = data_files.images(2, 4, 4), np.array([1, 0])
+    contents = {"images": data_files.idx_bytes(pictures), "labels": data_files.idx_bytes(labels)}
     files = tuple(
         File(f"tiny/{name}", data_files.sha256(content)) for name, content in contents.items()
     )
-    form = Form(files, formats.read_idx_set, notes=("two images",))
+    form = Form(files, images.read_idx_set, notes=("two images",))
     entry = Entry("tiny", "Tiny", "classification", "0 + 2", "none", "here", forms=(form,))
-    monkeypatch.setitem(catalogue.CATALOGUE, "tiny", entry)
+    monkeypatch.setitem(store.CATALOGUE, "tiny", entry)
 
     def write(folder: Path) -> Path:
         (folder / "tiny").mkdir(parents=True)
@@ -160,7 +195,7 @@ def test_idx_plain_and_gzipped_are_the_same(tmp_path):
     (tmp_path / "plain").write_bytes(data_files.idx_bytes(array))
     data_files.write_idx(tmp_path / "zipped.gz", array)
     for name in ("plain", "zipped.gz"):
-        np.testing.assert_array_equal(formats.read_idx(tmp_path / name), array)
+        np.testing.assert_array_equal(images.read_idx(tmp_path / name), array)
 
 
 GOOD = data_files.idx_bytes(data_files.images(3, 4, 5))
@@ -185,12 +220,12 @@ def test_a_wrong_idx_file_is_told(tmp_path, content, message):
     path = tmp_path / "images"
     path.write_bytes(content)
     with pytest.raises(data.DataError, match=message) as caught:
-        formats.read_idx(path)
+        images.read_idx(path)
     assert str(path) in str(caught.value)
 
 
 def test_images_and_labels_must_fit(tmp_path):
-    images = data_files.write_idx(tmp_path / "images", data_files.images(3, 4, 4))
+    pictures = data_files.write_idx(tmp_path / "images", data_files.images(3, 4, 4))
     for labels, message in (
         (np.arange(2), "2 labels for 3 images"),
         (np.array([0, 1, 7]), "labels from 0 to 7, expected 0 to 2"),
@@ -198,11 +233,11 @@ def test_images_and_labels_must_fit(tmp_path):
     ):
         path = data_files.write_idx(tmp_path / "labels", labels)
         with pytest.raises(data.DataError, match=message):
-            formats.read_idx_part(images, path, classes=3)
+            images.read_idx_part(pictures, path, classes=3)
 
 
-def read_tiny_cifar(path: Path, label_bytes: int = 1) -> formats.Arrays:
-    return formats.read_cifar_set(
+def read_tiny_cifar(path: Path, label_bytes: int = 1) -> Arrays:
+    return images.read_cifar_set(
         [path],
         train={"a.bin": 2, "b.bin": 1},
         test={"c.bin": 1},
@@ -252,10 +287,10 @@ def test_a_wrong_cifar_archive_is_told(tmp_path):
 def test_strips_are_read_without_loss(tmp_path):
     pictures, labels = data_files.images(5, 3, 32, 32), np.arange(5)
     path = data_files.write_strips(tmp_path / "x.npz", pictures, labels)
-    part = formats.read_strips(path, classes=5)
+    part = images.read_strips(path, classes=5)
     np.testing.assert_array_equal(part.images, pictures)
     np.testing.assert_array_equal(part.labels, labels)
-    arrays = formats.read_strips_set([path], classes=5)
+    arrays = images.read_strips_set([path], classes=5)
     assert (len(arrays.x), len(arrays.x_test)) == (0, 5)
 
 
@@ -272,13 +307,13 @@ def test_a_wrong_strip_file_is_told(tmp_path):
     ):
         np.savez(path, **good | changes)
         with pytest.raises(data.DataError, match=message):
-            formats.read_strips(path, classes=4)
+            images.read_strips(path, classes=4)
     np.savez(path, labels=good["labels"])
     with pytest.raises(data.DataError, match="has no array webp, offsets"):
-        formats.read_strips(path, classes=4)
+        images.read_strips(path, classes=4)
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(data.DataError, match="not a readable npz"):
-        formats.read_strips(path, classes=4)
+        images.read_strips(path, classes=4)
 
 
 def test_svhn_counts_a_ten_as_zero(tmp_path):
@@ -287,26 +322,26 @@ def test_svhn_counts_a_ten_as_zero(tmp_path):
     pictures = data_files.images(3, 3, 32, 32)
     labels = np.array([[10], [1], [9]], np.uint8)
     savemat(tmp_path / "x.mat", {"X": pictures.transpose(2, 3, 1, 0), "y": labels})
-    part = formats.read_svhn(tmp_path / "x.mat")
+    part = images.read_svhn(tmp_path / "x.mat")
     np.testing.assert_array_equal(part.images, pictures)
     assert part.labels.tolist() == [0, 1, 9]
     savemat(tmp_path / "x.mat", {"X": pictures, "y": labels})
     with pytest.raises(data.DataError, match=r"expected uint8 \(32, 32, 3, n\)"):
-        formats.read_svhn(tmp_path / "x.mat")
+        images.read_svhn(tmp_path / "x.mat")
     savemat(tmp_path / "x.mat", {"y": labels})
     with pytest.raises(data.DataError, match="not a readable SVHN file"):
-        formats.read_svhn(tmp_path / "x.mat")
+        images.read_svhn(tmp_path / "x.mat")
     (tmp_path / "x.mat").write_bytes(b"nothing of the kind" * 20)
     with pytest.raises(data.DataError, match="not a readable SVHN file"):
-        formats.read_svhn(tmp_path / "x.mat")
+        images.read_svhn(tmp_path / "x.mat")
 
 
 def test_a_wrong_regression_file_is_told(tmp_path):
     path = tmp_path / "x.npz"
-    train, test = formats.published_splits(10, 2)
+    train, test = uci.published_splits(10, 2)
     good = {"X": np.ones((10, 2)), "y": np.ones(10), "train_idx": train, "test_idx": test}
     np.savez(path, **good)
-    assert formats.read_uci(path).x.shape == (10, 2)
+    assert uci.read_uci(path).x.shape == (10, 2)
     for changes, message in (
         ({"y": np.ones(9)}, "expected float64"),
         ({"X": np.ones((10, 2), np.float32)}, "expected float64"),
@@ -314,7 +349,7 @@ def test_a_wrong_regression_file_is_told(tmp_path):
     ):
         np.savez(path, **good | changes)
         with pytest.raises(data.DataError, match=message):
-            formats.read_uci(path)
+            uci.read_uci(path)
 
 
 # the real files
@@ -354,12 +389,12 @@ def test_svhn_says_that_it_is_not_the_official_one():
 
 
 @with_files
-@pytest.mark.parametrize("entry", catalogue.UCI, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", uci.ENTRIES, ids=lambda entry: entry.name)
 def test_regression_sets_and_their_published_splits(entry, tmp_path):
     """Also: the published text files, written anew, give the values that downloads must have."""
     path = Path(FOLDER) / "uci" / f"{entry.name}.npz"
-    x, y, train, test = formats.read_uci(path)
-    made = formats.published_splits(len(x), entry.splits)
+    x, y, train, test = uci.read_uci(path)
+    made = uci.published_splits(len(x), entry.splits)
     np.testing.assert_array_equal(made[0], train)
     np.testing.assert_array_equal(made[1], test)
 
@@ -372,7 +407,7 @@ def test_regression_sets_and_their_published_splits(entry, tmp_path):
     np.savetxt(sources[0], np.column_stack([x, y]), fmt="%.17g")
     np.savetxt(sources[1], np.arange(x.shape[1]))
     np.savetxt(sources[2], [x.shape[1]])
-    formats.convert_uci(sources, tmp_path / "made.npz", splits=entry.splits)
+    uci.convert_uci(sources, tmp_path / "made.npz", splits=entry.splits)
     entry.forms[0].files[0].check(tmp_path / "made.npz")
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
 
@@ -71,6 +75,15 @@ class Dataset:
     targets: tuple[str, ...] = ()
     source: str = ""
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, task: str, arrays: Sequence[npt.NDArray[Any]], *more: Any) -> Dataset:
+        """From arrays ``x, y, x_test, y_test``, and the remaining attributes in their order."""
+        # what was read may be a view of read-only bytes, and a tensor may be written to
+        x, y, x_test, y_test = (
+            torch.as_tensor(np.require(array, requirements=["C", "W"])) for array in arrays
+        )
+        return cls(name, task, x, y, x_test, y_test, *more)
 
     @property
     def is_image(self) -> bool:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from covary.data.dataset import DataError, Dataset, needed
 from covary.data.schema import Column, Rows, Schema
@@ -177,20 +176,9 @@ def _new_rows(path: Path, table: TableFile, schema: Schema) -> Dataset:
 def _dataset(
     path: Path, schema: Schema, arrays: tuple[npt.NDArray[Any], ...], notes: Iterable[str]
 ) -> Dataset:
-    x, y, x_test, y_test = (torch.as_tensor(array) for array in arrays)
-    return Dataset(
-        name=Path(path.name.removesuffix(".gz")).stem,
-        task=schema.task,
-        x=x,
-        y=y,
-        x_test=x_test,
-        y_test=y_test,
-        classes=schema.classes,
-        features=schema.features,
-        targets=schema.targets,
-        source=str(path),
-        notes=tuple(notes),
-    )
+    name = Path(path.name.removesuffix(".gz")).stem
+    names = (schema.classes, schema.features, schema.targets)
+    return Dataset.of(name, schema.task, arrays, *names, str(path), tuple(notes))
 
 
 # what must hold
