@@ -35,8 +35,13 @@ def compare(
         typer.Option("--ood", help="Foreign data, known sets or tables; with commas, or repeated."),
     ] = None,
     seeds: Annotated[
-        str, typer.Option("--seeds", help="Each trains all networks anew, such as 0,1,2.")
-    ] = "0,1,2",
+        str,
+        typer.Option(
+            "--seeds",
+            help="How many (3 is 0, 1 and 2), or which, such as 0,1,5; each trains all networks "
+            "anew.",
+        ),
+    ] = "3",
     methods: Annotated[
         list[str] | None,
         typer.Option(
@@ -101,7 +106,7 @@ def compare(
     Examples:
 
     - `covary compare mnist --ood notmnist,fashion-mnist`
-    - `covary compare energy --split 3 --seeds 0,1,2,3,4`
+    - `covary compare energy --split 3 --seeds 5`
     - `covary compare digits --methods plain,ensemble --epochs 20 --json`
     - `covary compare houses.csv --target price --resume`
     """
@@ -144,7 +149,7 @@ def compare(
         data_config,
         out=folder,
         ood=_listed(ood),
-        seeds=common.numbers(seeds, int, "--seeds") or (),
+        seeds=common.seeds(seeds, "--seeds"),
         methods=_listed(methods),
         chosen=chosen,
         settings=settings,

@@ -281,4 +281,4 @@ def _show(config: RunConfig, *, as_json: bool) -> None:
     if as_json:
         common.show_json(asdict(config))
     else:
-        typer.echo(config.to_toml(), nl=False)
+        typer.echo(common.printable(config.to_toml()), nl=False)
