@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from covary.cli import app, common
-from covary.runs import RunConfig
+from covary.runs import DataConfig, ModelConfig, RunConfig
+from covary.training import TrainingConfig
 
 TINY = ["--hidden", "8", "--epochs", "1", "--noise", "0.2"]
 
@@ -184,6 +187,67 @@ def test_printable_leaves_letters_alone():
 
 
 # options
+
+
+def described(section: type) -> set[str]:
+    return {field.name for field in fields(section) if "help" in field.metadata}
+
+
+def test_options_of_training_are_the_fields_of_its_configuration(tmp_path):
+    """Each is in --help, and each reaches the configuration as what it says."""
+    said = {
+        "model": {
+            "hidden": (12, 8), "trunk": "lenet", "activation": "heaviside",
+            "noise": (0.1, 0.2, 0.3), "covariance": "tracked", "exact_width": 3,
+            "batch_norm": True, "dropout": 0.25,
+        },
+        "training": {
+            "epochs": 7, "batch_size": 9, "lr": 0.125, "weight_decay": 0.5, "optimizer": "adamw",
+            "schedule": "cosine", "clip": 2.0,
+        },
+        "data": {"validation": 0.3, "augment": True, "limit": 50},
+    }  # fmt: skip
+    config = dry("digits", said, "--precision", "64-true", "--seed", "5")
+    assert (config["precision"], config["training"]["seed"]) == ("64-true", 5)
+    table = {
+        "data": {
+            "target": ("price", "size"), "task": "regression", "test_fraction": 0.4,
+            "missing": "drop", "categories": ("year",), "drop": ("note",), "encoding": "latin-1",
+            "delimiter": ";",
+        },
+    }  # fmt: skip
+    with (tmp_path / "t.csv").open("w", newline="", encoding="latin-1") as file:
+        rows = ([i, 2 * i, i % 3, "é", i % 7] for i in range(40))
+        csv.writer(file, delimiter=";").writerows([["price", "size", "year", "note", "x"], *rows])
+    dry(tmp_path / "t.csv", table)
+    assert dry("digits", {"model": {"poisson": True}})["training"]["lr"] == 2e-3  # the preset's
+    assert dry("yacht", {"data": {"split": 3}})["data"]["validation"] == 0.1  # the usual value
+    known = {name for part in (said, table) for values in part.values() for name in values}
+    sections = described(ModelConfig) | described(TrainingConfig) | described(DataConfig)
+    assert sections == known | {"poisson", "split", "trunk_from"}
+    text, _ = printed("train", "--help")
+    assert all(flag(name) in text for name in sections)
+
+
+def flag(name: str) -> str:
+    return "--category" if name == "categories" else f"--{name.replace('_', '-')}"
+
+
+def dry(data: object, said: dict[str, dict[str, Any]], *more: str) -> dict[str, Any]:
+    """The configuration that a command gives, which holds all that was said."""
+    command = ["train", data, "--dry-run", "--json", *more]
+    for name, value in (pair for values in said.values() for pair in values.items()):
+        if value is True:
+            command.append(flag(name))
+        elif isinstance(value, tuple) and isinstance(value[0], str):
+            command += [part for each in value for part in (flag(name), each)]
+        else:
+            many = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            command += [flag(name), many]
+    config = json.loads(printed(*command)[0])
+    for section, values in said.items():
+        assert {key: config[section][key] for key in values} == json.loads(json.dumps(values))
+    return config
 
 
 @pytest.mark.parametrize(
