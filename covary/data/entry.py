@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 
-from covary.data.dataset import DataError, regular_file
 from covary.data.download import File
 
 Array = npt.NDArray[Any]
@@ -62,17 +56,3 @@ class Entry:
     splits: int = 0
     forms: tuple[Form, ...] = ()
     make: Callable[[int], Arrays] | None = None
-
-
-@contextmanager
-def open_npz(path: Path, keys: Sequence[str]) -> Iterator[Mapping[str, Array]]:
-    """The arrays of an npz file, which must have these keys; nothing is unpickled."""
-    try:
-        with np.load(regular_file(path), allow_pickle=False) as arrays:
-            if absent := [key for key in keys if key not in arrays]:
-                raise DataError(f"{path}: has no array {', '.join(absent)}.")
-            yield arrays
-    except DataError:
-        raise
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path}: not a readable npz file ({error}).") from error

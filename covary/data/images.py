@@ -1,8 +1,8 @@
 """Sets of images: readers of the files that they come in, and their entries.
 
-Readers take paths and give numpy arrays. Each checks what it reads and raises a ``DataError`` that
-names the file and what is wrong with it; none of them unpickles anything. To add a set, add an
-``Entry`` to ``ENTRIES``: its files with their SHA-256 and size, and a reader.
+Readers take paths and give numpy arrays. The SHA-256 of a file is checked before it is read, so
+they know what is in it. To add a set, add an ``Entry`` to ``ENTRIES``: its files with their SHA-256
+and size, and a reader.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -19,196 +18,96 @@ from typing import NamedTuple
 
 import numpy as np
 
-from covary.data.dataset import DataError, needed, regular_file
+from covary.data.dataset import needed
 from covary.data.download import File
-from covary.data.entry import Array, Arrays, Entry, Form, open_npz
-
-Members = Mapping[str, int]  # files of an archive, and how many images each holds
+from covary.data.entry import Array, Arrays, Entry, Form
 
 
 class Part(NamedTuple):
-    """Images ``(n, C, H, W)`` uint8 and labels ``(n,)`` int64."""
+    """Images ``(n, C, H, W)`` uint8 and labels ``(n,)``."""
 
     images: Array
     labels: Array
 
 
-def _part(images: Array, labels: Array, classes: int, path: Path) -> Part:
-    if len(images) != len(labels):
-        raise DataError(f"{path}: {len(labels)} labels for {len(images)} images.")
-    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise DataError(
-            f"{path}: labels from {labels.min()} to {labels.max()}, expected 0 to {classes - 1}."
-        )
-    return Part(images, labels.astype(np.int64))
-
-
-def without_training(test: Part) -> Arrays:
-    """A set of which only the test part exists: its training part has length 0."""
-    return Arrays(test.images[:0], test.labels[:0], test.images, test.labels)
-
-
-# idx: the format of MNIST and its likes
+def _arrays(*parts: Part) -> Arrays:
+    """A training and a test part; or the latter alone, the training part having length 0 then."""
+    *train, test = (Part(part.images, part.labels.astype(np.int64)) for part in parts)
+    return Arrays(*(train[0] if train else (test.images[:0], test.labels[:0])), *test)
 
 
 def read_idx(path: Path) -> Array:
-    """The uint8 array of an idx file, plain or gzipped, of whatever shape it says."""
-    data = regular_file(path).read_bytes()
+    """The uint8 array of an idx file (MNIST and its likes), gzipped or not, of whatever shape."""
+    data = path.read_bytes()
     if data[:2] == b"\x1f\x8b":
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{path}: damaged gzip file ({error}).") from error
-    if len(data) < 4 or data[:3] != b"\0\0\x08":
-        raise DataError(
-            f"{path}: not an idx file of bytes (it begins with {data[:4].hex() or 'nothing'}, "
-            "expected 000008 and the number of dimensions)."
-        )
-    start = 4 + 4 * data[3]
-    if len(data) < start:
-        raise DataError(f"{path}: ends inside the header, after {len(data)} bytes.")
-    shape = tuple(int(size) for size in np.frombuffer(data, ">u4", data[3], offset=4))
-    expected = start + int(np.prod(shape, dtype=np.int64))
-    if len(data) != expected:
-        raise DataError(f"{path}: {len(data)} bytes, expected {expected} for shape {shape}.")
-    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+        data = gzip.decompress(data)
+    shape = np.frombuffer(data, ">u4", data[3], offset=4)
+    return np.frombuffer(data, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
 
 
-def read_idx_part(images_path: Path, labels_path: Path, *, classes: int) -> Part:
-    """Grey images ``(n, 1, H, W)`` and their labels from a pair of idx files."""
-    images, labels = read_idx(images_path), read_idx(labels_path)
-    for path, array, dimensions in ((images_path, images, 3), (labels_path, labels, 1)):
-        if array.ndim != dimensions:
-            raise DataError(f"{path}: {array.ndim} dimensions, expected {dimensions}.")
-    return _part(images[:, None], labels, classes, labels_path)
-
-
-def read_idx_set(paths: Sequence[Path], *, classes: int = 10) -> Arrays:
+def read_idx_set(paths: Sequence[Path]) -> Arrays:
     """From training images and labels, test images and labels; or from the latter two alone."""
-    *train, images, labels = paths
-    test = read_idx_part(images, labels, classes=classes)
-    if not train:
-        return without_training(test)
-    return Arrays(*read_idx_part(*train, classes=classes), *test)
-
-
-# the binary version of CIFAR
-
-
-def parse_cifar(data: bytes, *, label_bytes: int, classes: int, path: Path) -> Part:
-    """Records of one or two label bytes (the last counts) and a 3 x 32 x 32 image."""
-    size = label_bytes + 3 * 32 * 32
-    if not data or len(data) % size:
-        raise DataError(f"{path}: {len(data)} bytes, expected a multiple of {size}.")
-    records = np.frombuffer(data, np.uint8).reshape(-1, size)
-    images = records[:, label_bytes:].reshape(-1, 3, 32, 32)
-    return _part(images, records[:, label_bytes - 1], classes, path)
+    arrays = [read_idx(path) for path in paths]
+    pairs = zip(arrays[::2], arrays[1::2], strict=True)
+    return _arrays(*(Part(images[:, None], labels) for images, labels in pairs))
 
 
 def read_cifar_set(
-    paths: Sequence[Path],
-    *,
-    train: Members,
-    test: Members,
-    label_bytes: int,
-    classes: int,
+    paths: Sequence[Path], *, train: Sequence[str], test: Sequence[str], label_bytes: int
 ) -> Arrays:
-    """CIFAR straight from its archive; nothing is unpacked to disk.
+    """CIFAR straight from its archive, of which some members are the training and the test part.
 
-    ``train`` and ``test`` say how many images each member holds; the parts follow their order.
+    They hold records of one or two label bytes, of which the last counts, and a 3 x 32 x 32 image.
     """
     (path,) = paths
-    wanted = {**train, **test}
-    found: dict[str, Part] = {}
-    try:
-        with tarfile.open(regular_file(path), "r:*") as archive:
-            for member in archive:
-                if member.name not in wanted or not member.isfile():
-                    continue
-                expected = wanted[member.name] * (label_bytes + 3 * 32 * 32)
-                if member.size != expected:
-                    raise DataError(
-                        f"{path}: {member.name} has {member.size} bytes, expected {expected}."
-                    )
-                stream = archive.extractfile(member)
-                data = stream.read() if stream else b""
-                found[member.name] = parse_cifar(
-                    data, label_bytes=label_bytes, classes=classes, path=path / member.name
-                )
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: damaged archive ({error}).") from error
-    if absent := [name for name in wanted if name not in found]:
-        raise DataError(f"{path}: the archive has no {', '.join(absent)}.")
-    parts = [
-        np.concatenate([found[name][i] for name in members])
-        for members in (train, test)
-        for i in (0, 1)
-    ]
-    return Arrays(*parts)
+    found = {}
+    with tarfile.open(path) as archive:
+        for member in archive:
+            if member.name in (*train, *test) and (stream := archive.extractfile(member)):
+                found[member.name] = stream.read()
+    parts = []
+    for members in (train, test):
+        data = b"".join(found[name] for name in members)
+        records = np.frombuffer(data, np.uint8).reshape(-1, label_bytes + 3 * 32 * 32)
+        images = records[:, label_bytes:].reshape(-1, 3, 32, 32)
+        parts.append(Part(images, records[:, label_bytes - 1]))
+    return _arrays(*parts)
 
 
-# colour images in npz files
-
-
-def read_strips(path: Path, *, classes: int) -> Part:
+def read_strips(path: Path) -> Part:
     """Colour images packed as lossless WebP strips, each of 32 x 32 images below each other.
 
     Keys: ``webp``, the files one after the other; ``offsets``, where each begins, and the end;
     ``labels``.
     """
     with needed("Pillow", f"reading {path.name}", "data"):
-        from PIL import Image, UnidentifiedImageError
-    with open_npz(path, ("webp", "offsets", "labels")) as arrays:
-        blob, labels = arrays["webp"].tobytes(), arrays["labels"]
-        offsets = [int(offset) for offset in arrays["offsets"]]
-    if len(offsets) < 2 or sorted(offsets) != offsets or offsets[-1] != len(blob):
-        raise DataError(f"{path}: offsets do not divide the {len(blob)} bytes of images.")
+        from PIL import Image
+    with np.load(path, allow_pickle=False) as arrays:
+        blob, offsets, labels = arrays["webp"].tobytes(), arrays["offsets"], arrays["labels"]
     strips = []
-    for i, (start, end) in enumerate(pairwise(offsets)):
-        try:
-            with Image.open(io.BytesIO(blob[start:end]), formats=["WEBP"]) as image:
-                strip = np.asarray(image.convert("RGB"))
-        except (UnidentifiedImageError, OSError, ValueError) as error:
-            raise DataError(f"{path}: image strip {i} is damaged.") from error
-        if strip.shape[0] % 32 or strip.shape[1] != 32:
-            raise DataError(f"{path}: image strip {i} is of shape {strip.shape}, not (32 k, 32).")
-        strips.append(strip.reshape(-1, 32, 32, 3))
-    images = np.ascontiguousarray(np.concatenate(strips).transpose(0, 3, 1, 2))
-    return _part(images, labels, classes, path)
+    for start, end in pairwise(offsets.tolist()):
+        with Image.open(io.BytesIO(blob[start:end]), formats=["WEBP"]) as image:
+            strips.append(np.asarray(image.convert("RGB")).reshape(-1, 32, 32, 3))
+    return Part(np.concatenate(strips).transpose(0, 3, 1, 2), labels)
 
 
-def read_strips_set(paths: Sequence[Path], *, classes: int = 10) -> Arrays:
+def read_strips_set(paths: Sequence[Path]) -> Arrays:
     """From a training and a test file, or from a test file alone."""
-    *train, test = (read_strips(path, classes=classes) for path in paths)
-    return Arrays(*train[0], *test) if train else without_training(test)
-
-
-# SVHN's Matlab files
+    return _arrays(*map(read_strips, paths))
 
 
 def read_svhn(path: Path) -> Part:
     """Digits ``(n, 3, 32, 32)`` from a ``*_32x32.mat`` file, where the label 10 means digit 0."""
     with needed("scipy", f"reading {path.name}", "data"):
         from scipy.io import loadmat
-        from scipy.io.matlab import MatReadError
 
-    try:
-        arrays = loadmat(regular_file(path), variable_names=("X", "y"))
-        images, labels = arrays["X"], arrays["y"].ravel().astype(np.int64)
-    except (MatReadError, ValueError, TypeError, KeyError, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: not a readable SVHN file ({error}).") from error
-    if images.ndim != 4 or images.shape[:3] != (32, 32, 3) or images.dtype != np.uint8:
-        raise DataError(
-            f"{path}: images {images.dtype} {images.shape}, expected uint8 (32, 32, 3, n)."
-        )
-    labels[labels == 10] = 0
-    return _part(np.ascontiguousarray(images.transpose(3, 2, 0, 1)), labels, 10, path)
+    arrays = loadmat(path, variable_names=("X", "y"))
+    return Part(arrays["X"].transpose(3, 2, 0, 1), arrays["y"].ravel() % 10)
 
 
 def read_svhn_set(paths: Sequence[Path]) -> Arrays:
     """From the training and the test file."""
-    train, test = paths
-    return Arrays(*read_svhn(train), *read_svhn(test))
+    return _arrays(*map(read_svhn, paths))
 
 
 # the sets
@@ -256,14 +155,14 @@ def _idx_form(name: str, addresses: Sequence[str], *files: tuple[int, str]) -> F
     )
 
 
-def _cifar_form(classes: int, sha256: str, size: int, train: Members, test: Members) -> Form:
+def _cifar_form(
+    classes: int, sha256: str, size: int, train: Sequence[str], test: Sequence[str]
+) -> Form:
     """The archive of CIFAR-10 or CIFAR-100; the latter has a coarse label before the fine one."""
     archive = f"cifar-{classes}-binary.tar.gz"
     url = f"https://www.cs.toronto.edu/~kriz/{archive}"
-    bytes_of_labels = 1 if classes == 10 else 2
-    read = partial(
-        read_cifar_set, train=train, test=test, label_bytes=bytes_of_labels, classes=classes
-    )
+    label_bytes = 1 if classes == 10 else 2
+    read = partial(read_cifar_set, train=train, test=test, label_bytes=label_bytes)
     return Form((File(f"cifar{classes}/{archive}", sha256, (url,), size),), read)
 
 
@@ -357,8 +256,8 @@ ENTRIES = (
                 10,
                 "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
                 170052171,
-                train={f"cifar-10-batches-bin/data_batch_{i}.bin": 10_000 for i in range(1, 6)},
-                test={"cifar-10-batches-bin/test_batch.bin": 10_000},
+                train=[f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6)],
+                test=["cifar-10-batches-bin/test_batch.bin"],
             ),
             _strips_form(
                 (
@@ -385,8 +284,8 @@ ENTRIES = (
                 100,
                 "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
                 168513733,
-                train={"cifar-100-binary/train.bin": 50_000},
-                test={"cifar-100-binary/test.bin": 10_000},
+                train=["cifar-100-binary/train.bin"],
+                test=["cifar-100-binary/test.bin"],
             ),
         ),
     ),

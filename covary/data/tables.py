@@ -25,6 +25,7 @@ MAX_NUMBER = 1e36  # float32 ends at 3e38
 MAX_OF_A_KIND = 3  # problems of one kind that are told at length
 MIN_ROWS = 10
 _STRAYS, _HUGE = "texts among numbers", "infinite or huge numbers"
+_CATEGORIES = "correct them, take them as categories with --category {0!r}, or --drop {0!r}"
 _FILL = (
     "fill them with --missing mean, drop such rows with --missing drop, or leave columns out with "
     "--drop"
@@ -84,14 +85,21 @@ def read_table(
     if not target:
         raise DataError(f"Name the column to predict (--target): {shortened(table.columns)}.")
     targets = (target,) if isinstance(target, str) else tuple(dict.fromkeys(target))
-    problems, notes = Problems(path), [f"column {name!r} was left out as asked" for name in drop]
+    problems = Problems(path, table)
+    notes = [f"column {name!r} was left out as asked" for name in drop]
     problems.check_choice("task", task, ("auto", "classification", "regression"))
     problems.check_choice("missing", missing, ("error", "mean", "drop"))
     if not 0 < test_fraction < 1:
         problems.add(f"test_fraction must be between 0 and 1, got {test_fraction}")
-    problems.check_present(table, (*targets, *drop, *categories))
+    if both := [name for name in targets if name in drop]:
+        problems.add(f"column {both[0]!r} cannot be the target and be dropped")
+    problems.check_present((*targets, *drop, *categories))
     inputs = [name for name in table.columns if name not in {*targets, *drop}]
-    columns = _inputs_and_targets(problems, table, inputs, targets, categories, drop)
+    if not inputs:
+        problems.add(f"no column is left to predict {', '.join(targets)} from")
+    limits = dict.fromkeys(inputs, MAX_CATEGORIES) | dict.fromkeys(targets, MAX_CLASSES)
+    kinds = dict.fromkeys(categories, "text")
+    columns = problems.gather([*inputs, *targets], kinds, _CATEGORIES, limits)
     rows = problems.rows_to_keep(columns, targets, missing, notes, least=MIN_ROWS, remedy=_FILL)
     aim = _target(problems, columns, targets, task, rows, notes)
     train, test = split(aim.y, aim.task, test_fraction, seed, notes)
@@ -105,44 +113,20 @@ def read_table(
     return _dataset(path, schema, (x, aim.y[train], x_test, aim.y[test]), notes), schema
 
 
-def _inputs_and_targets(
-    problems: Problems,
-    table: TableFile,
-    inputs: Sequence[str],
-    targets: Sequence[str],
-    categories: Collection[str],
-    drop: Collection[str],
-) -> dict[str, Gathered]:
-    """The columns of a table to train on, as far as they can be read."""
-    if both := [name for name in targets if name in drop]:
-        problems.add(f"column {both[0]!r} cannot be the target and be dropped")
-    if not inputs:
-        problems.add(f"no column is left to predict {', '.join(targets)} from")
-    columns = problems.gather(
-        table,
-        [*inputs, *targets],
-        kinds=dict.fromkeys(categories, "text"),
-        limits=dict.fromkeys(inputs, MAX_CATEGORIES) | dict.fromkeys(targets, MAX_CLASSES),
-    )
-    remedy = "correct them, take them as categories with --category {0!r}, or --drop {0!r}"
-    problems.check_values(table, columns, remedy)
-    return columns
-
-
 def _new_rows(path: Path, table: TableFile, schema: Schema) -> Dataset:
     """All rows of a table encoded by the schema of another one."""
-    problems, notes = Problems(path), []
+    problems, notes = Problems(path, table), []
     inputs = [column for column in schema.columns if column.kind != "constant"]
     names = [column.name for column in inputs]
-    problems.check_present(table, names)
+    problems.check_present(names)
     targets = [name for name in schema.targets if name in table.columns]
     target_kind = kind_of_classes(schema.classes) if schema.classes else "number"
     kinds = {
         **dict.fromkeys(targets, target_kind),
         **{column.name: "number" if column.kind == "number" else "text" for column in inputs},
     }
-    columns = problems.gather(table, [*names, *targets], kinds=kinds, limits={})
-    problems.check_values(table, columns, "correct them, as they were numbers in training")
+    remedy = "correct them, as they were numbers in training"
+    columns = problems.gather([*names, *targets], kinds, remedy)
     known = {*columns, *(column.name for column in schema.columns)}
     notes += [f"column {name!r} is not used" for name in table.columns if name not in known]
     present = [
@@ -187,8 +171,8 @@ def _dataset(
 class Problems:
     """All that is wrong with a table, told in one error and not one by one."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, table: TableFile) -> None:
+        self.path, self.table = path, table
         self._found: dict[str, list[tuple[str, str]]] = {}
 
     def add(self, sentence: str, kind: str = "", column: str = "") -> None:
@@ -228,74 +212,61 @@ class Problems:
         if value not in allowed:
             self.add(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
-    def check_present(self, table: TableFile, names: Iterable[str]) -> None:
+    def check_present(self, names: Iterable[str]) -> None:
         """The table must have these columns."""
-        for name in dict.fromkeys(names):
-            if name not in table.columns:
-                close = difflib.get_close_matches(name, table.columns, n=1)
-                hint = f" Did you mean {close[0]!r}?" if close else ""
-                self.add(
-                    f"there is no column {name!r}.{hint} It has: {shortened(table.columns)}",
-                    "names of no column",
-                    name,
-                )
+        known = self.table.columns
+        for name in (name for name in dict.fromkeys(names) if name not in known):
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            what = f"there is no column {name!r}.{hint} It has: {shortened(known)}"
+            self.add(what, "names of no column", name)
 
     def gather(
         self,
-        table: TableFile,
         wanted: Iterable[str],
-        *,
         kinds: Mapping[str, str],
-        limits: Mapping[str, int],
+        remedy: str,
+        limits: Mapping[str, int] | None = None,
     ) -> dict[str, Gathered]:
-        """Those of the wanted columns that are there and can be read."""
-        there = [name for name in wanted if name in table.columns]
+        """Those of the wanted columns that can be read; ``remedy`` is for texts among numbers."""
+        there = [name for name in wanted if name in self.table.columns]
         for name in there:
-            if name in table.refused:
-                self.add(f"column {name!r} {table.refused[name]}", "other types", name)
-        readable = [name for name in there if name not in table.refused]
-        return gather(table, readable, kinds=kinds, limits=limits)
+            if name in self.table.refused:
+                self.add(f"column {name!r} {self.table.refused[name]}", "other types", name)
+        readable = [name for name in there if name not in self.table.refused]
+        columns = gather(self.table, readable, kinds=kinds, limits=limits or {})
+        for column in columns.values():
+            self._check_values(column, remedy.format(column.name))
+        return columns
 
-    def check_values(self, table: TableFile, columns: Mapping[str, Gathered], remedy: str) -> None:
-        """Refuse texts among numbers, numbers without a size or beyond all size, too many texts."""
-        for name, column in columns.items():
-            if column.has_too_many_texts:
-                some = shortened(map(repr, column.texts), 3)
-                self.add(
-                    f"column {name!r} holds more than {column.limit} different texts ({some}); "
-                    f"leave it out with --drop {name!r}, or put them into groups",
-                    "too many texts",
-                    name,
-                )
-            if column.strays:
-                numbers = np.count_nonzero(~np.isnan(column.values))
-                self.add(
-                    f"column {name!r} holds {numbers} numbers and {column.strays} texts, the first "
-                    f"{shortened([repr(column.stray)])} in "
-                    f"{self._place(table, name, partial(operator.eq, column.stray), _STRAYS)}; "
-                    f"{remedy.format(name)}",
-                    _STRAYS,
-                    name,
-                )
-            if column.kind != "text" and (
-                count := np.count_nonzero(np.abs(column.values) > MAX_NUMBER)
-            ):
-                self.add(
-                    f"column {name!r} is infinite or beyond {MAX_NUMBER:g} in {count} of "
-                    f"{len(column.values)} rows, first in "
-                    f"{self._place(table, name, _is_too_large, _HUGE)}; "
-                    "correct them, choose a larger unit, or leave them empty to have them taken as "
-                    "missing",
-                    _HUGE,
-                    name,
-                )
+    def _check_values(self, column: Gathered, remedy: str) -> None:
+        """Refuse too many texts, texts among numbers, numbers without or beyond all size."""
+        name, values = column.name, column.values
+        if column.has_too_many_texts:
+            some = shortened(map(repr, column.texts), 3)
+            what = f"more than {column.limit} different texts ({some})"
+            remedy = f"leave it out with --drop {name!r}, or put them into groups"
+            self.add(f"column {name!r} holds {what}; {remedy}", "too many texts", name)
+        if column.strays:
+            first = shortened([repr(column.stray)])
+            place = self._place(name, partial(operator.eq, column.stray), _STRAYS)
+            what = f"{np.count_nonzero(~np.isnan(values))} numbers and {column.strays} texts"
+            told = f"column {name!r} holds {what}, the first {first} in {place}; {remedy}"
+            self.add(told, _STRAYS, name)
+        if column.kind != "text" and (count := np.count_nonzero(np.abs(values) > MAX_NUMBER)):
+            place = self._place(name, _is_too_large, _HUGE)
+            self.add(
+                f"column {name!r} is infinite or beyond {MAX_NUMBER:g} in {count} of {len(values)} "
+                f"rows, first in {place}; correct them, choose a larger unit, or leave them empty "
+                "to have them taken as missing",
+                _HUGE,
+                name,
+            )
 
-    def _place(
-        self, table: TableFile, column: str, matches: Callable[[str], bool], kind: str
-    ) -> str:
+    def _place(self, column: str, matches: Callable[[str], bool], kind: str) -> str:
         """Where a value stands; not looked for where the problem is not told at length."""
         told = len(self._found.get(kind, ())) < MAX_OF_A_KIND
-        return table.where(column, matches) if told else ""
+        return self.table.where(column, matches) if told else ""
 
     def rows_to_keep(
         self,
@@ -424,8 +395,8 @@ def labels(
     if classes:
         if unseen := [name for name in names if name not in classes]:
             raise DataError(
-                f"The target {column.name!r} holds {unseen[0]!r}, which is none of the classes "
-                f"{', '.join(classes)}."
+                f"The target {column.name!r} holds {shortened(map(repr, unseen), 3)}, none of the "
+                f"classes {shortened(classes)}."
             )
     else:
         classes = tuple(order)

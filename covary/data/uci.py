@@ -7,6 +7,8 @@ Files and splits are those of Gal and Ghahramani (2016). To add a set of the ben
 from __future__ import annotations
 
 import hashlib
+import zipfile
+import zlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -14,9 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from covary.data.dataset import DataError
+from covary.data.dataset import DataError, regular_file
 from covary.data.download import File
-from covary.data.entry import Array, Arrays, Entry, Form, open_npz
+from covary.data.entry import Array, Arrays, Entry, Form
+
+_UNREADABLE = (OSError, ValueError, EOFError, LookupError, TypeError, AttributeError)
 
 
 class Regression(NamedTuple):
@@ -41,18 +45,14 @@ def published_splits(rows: int, splits: int) -> tuple[Array, Array]:
 
 def read_uci(path: Path) -> Regression:
     """A regression set of the benchmark with all its splits."""
-    with open_npz(path, ("X", "y", "train_idx", "test_idx")) as arrays:
-        x, y, train, test = (arrays[key] for key in ("X", "y", "train_idx", "test_idx"))
-    if x.ndim != 2 or y.shape != x.shape[:1] or x.dtype != np.float64 or y.dtype != np.float64:
-        raise DataError(
-            f"{path}: X {x.dtype} {x.shape} and y {y.dtype} {y.shape}, "
-            "expected float64 (n, d) and (n,)."
-        )
-    rows = np.arange(len(x))
-    for order in np.concatenate([train, test], axis=1):
-        if not np.array_equal(np.sort(order), rows):
-            raise DataError(f"{path}: a split does not hold each of the {len(x)} rows once.")
-    return Regression(x, y, train.astype(np.int64), test.astype(np.int64))
+    kinds = {"X": np.float64, "y": np.float64, "train_idx": np.int64, "test_idx": np.int64}
+    try:
+        with np.load(regular_file(path), allow_pickle=False) as arrays:
+            return Regression(*(arrays[key].astype(kind) for key, kind in kinds.items()))
+    except DataError:
+        raise
+    except (*_UNREADABLE, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path}: not an npz file of {', '.join(kinds)} ({error}).") from error
 
 
 def read_uci_set(paths: Sequence[Path], split: int) -> Arrays:
@@ -65,11 +65,10 @@ def read_uci_set(paths: Sequence[Path], split: int) -> Arrays:
 
 def uci_digest(path: Path) -> str:
     """SHA-256 of the values and splits that a file holds, however it was compressed."""
-    digest = hashlib.sha256()
-    x, y, train, test = read_uci(path)
-    for array, kind in ((x, "<f8"), (y, "<f8"), (train, "<i8"), (test, "<i8")):
-        digest.update(np.ascontiguousarray(array, kind).tobytes())
-    return digest.hexdigest()
+    found = read_uci(path)
+    return hashlib.sha256(
+        b"".join(array.astype(array.dtype.newbyteorder("<")).tobytes() for array in found)
+    ).hexdigest()
 
 
 def convert_uci(sources: Sequence[Path], path: Path, *, splits: int) -> None:
