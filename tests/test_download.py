@@ -425,6 +425,29 @@ def test_a_set_made_from_texts_is_kept_as_one_checked_file(table, tmp_path):
     assert tiny.y_test.tolist() == rows[test[1]][:, [1]].tolist()
 
 
+MAKE = """
+import sys
+from pathlib import Path
+from covary.data import uci
+from covary.data.download import fetch_file
+uci.TEXTS, sha256, folder = sys.argv[1:]
+(form,) = uci.entry("tiny", "Tiny", 20, "a, b, c -> t", sha256, "here", splits=2).forms
+fetch_file(form.files[0], Path(folder))
+"""
+
+
+def test_processes_that_make_the_same_file_do_not_disturb_each_other(table, tmp_path):
+    with serve({}, pause=0.001) as server:
+        _, texts = table(server.url, tmp_path / "made")
+        server.files |= {f"/{name}": content for name, content in texts.items()}
+        right = uci.uci_digest(tmp_path / "made" / "tiny.npz")
+        command = [sys.executable, "-c", MAKE, server.url, right, str(tmp_path / "there")]
+        running = [subprocess.Popen(command) for _ in range(3)]
+        assert [one.wait(timeout=120) for one in running] == [0, 0, 0]
+    assert len(server.requests) == 3  # one for each text
+    assert left_over(tmp_path / "there") == ["tiny.npz"]
+
+
 def test_texts_with_other_values_are_refused(table, tmp_path):
     with serve({}) as server:
         _, texts = table(server.url, tmp_path / "made")

@@ -337,6 +337,7 @@ def test_an_absent_column_is_told_with_the_nearest(tmp_path):
         (lines(header="y,y"), "more than one column is called 'y'"),
         (lines(header="1.5,2"), "first line holds numbers alone"),
         (lines(line5="1,2,3"), "line 5 has 3 values, expected 2"),
+        (lines(line5="1,2,3", line7="1", line9="2"), "do not fit: line 7, line 9)"),
         (lines(line3="\n1,2", line8="1"), "line 9 has 1 values, expected 2"),
         (lines(header="größe,y").encode("latin-1"), "--encoding"),
         ((lines(rows=9000) + "ü,1\n").encode("latin-1"), "--encoding"),

@@ -95,14 +95,14 @@ def fetch_file(file: File, folder: Path, *, progress: bool = True) -> Path:
     try:
         # of several processes that miss the same file one fetches it
         with held(target.parent, wait=True) as alone:
+            # where there are no locks, each has parts of its own
+            part = target.with_name(target.name + ("" if alone else f".{os.getpid()}") + ".part")
             if _is_right(file, target):
                 pass
             elif file.make:
-                _assemble(file, file.make, target, progress=progress)
+                _assemble(file, file.make, target, part, progress=progress)
             else:
-                # where there are no locks, each has a part of its own
-                name = f"{target.name}.part" if alone else f"{target.name}.{os.getpid()}.part"
-                _download(file, target, target.with_name(name), progress=progress)
+                _download(file, target, part, progress=progress)
     except OSError as error:
         raise DataError(
             f"Cannot write {target} ({error.strerror or error}); make room for it there, or choose "
@@ -123,9 +123,8 @@ def _is_right(file: File, target: Path) -> bool:
     return True
 
 
-def _assemble(file: File, make: Maker, target: Path, *, progress: bool) -> None:
+def _assemble(file: File, make: Maker, target: Path, workshop: Path, *, progress: bool) -> None:
     """Fetch what the file is made from into a folder beside it, make it, check it, move it."""
-    workshop = target.with_name(target.name + ".parts")
     sources = [fetch_file(source, workshop, progress=progress) for source in file.made_from]
     try:
         made = workshop / target.name

@@ -171,6 +171,18 @@ def _strips_form(*files: tuple[str, str], notes: tuple[str, ...] = ()) -> Form:
     return Form(tuple(File(path, sha256) for path, sha256 in files), read_strips_set, notes)
 
 
+def _entry(
+    name: str,
+    title: str,
+    size: str,
+    licence: str,
+    source: str,
+    classes: tuple[str, ...],
+    *forms: Form,
+) -> Entry:
+    return Entry(name, title, "classification", size, licence, source, classes, forms=forms)
+
+
 _GREY = "60000 + 10000 grey images, 28 x 28"
 _COLOUR = "50000 + 10000 colour images, 32 x 32"
 _CIFAR_LICENCE = "none stated by the authors"
@@ -178,154 +190,136 @@ _CIFAR_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 _SVHN = "https://ufldl.stanford.edu/housenumbers/"
 
 ENTRIES = (
-    Entry(
+    _entry(
         "mnist",
         "MNIST handwritten digits",
-        "classification",
         _GREY,
-        licence="CC BY-SA 3.0 (as commonly stated)",
-        source="http://yann.lecun.com/exdb/mnist/",
-        classes=DIGITS,
-        forms=(
-            _idx_form(
-                "mnist",
-                (
-                    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-                    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-                ),
-                (9912422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
-                (28881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
-                (1648877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
-                (4542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+        "CC BY-SA 3.0 (as commonly stated)",
+        "http://yann.lecun.com/exdb/mnist/",
+        DIGITS,
+        _idx_form(
+            "mnist",
+            (
+                "https://ossci-datasets.s3.amazonaws.com/mnist/",
+                "https://storage.googleapis.com/cvdf-datasets/mnist/",
             ),
+            (9912422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+            (28881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+            (1648877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+            (4542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
         ),
     ),
-    Entry(
+    _entry(
         "fashion-mnist",
         "Fashion-MNIST articles of clothing",
-        "classification",
         _GREY,
-        licence="MIT",
-        source="https://github.com/zalandoresearch/fashion-mnist",
-        classes=FASHION,
-        forms=(
-            _idx_form(
-                "fashion-mnist",
-                (
-                    f"{RAW_GITHUB}zalandoresearch/fashion-mnist/"
-                    "b2617bb6d3ffa2e429640350f613e3291e10b141/data/fashion/",
-                    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-                ),
-                (26421880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
-                (29515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
-                (4422102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
-                (5148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
+        "MIT",
+        "https://github.com/zalandoresearch/fashion-mnist",
+        FASHION,
+        _idx_form(
+            "fashion-mnist",
+            (
+                f"{RAW_GITHUB}zalandoresearch/fashion-mnist/"
+                "b2617bb6d3ffa2e429640350f613e3291e10b141/data/fashion/",
+                "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
             ),
+            (26421880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+            (29515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+            (4422102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
+            (5148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
         ),
     ),
-    Entry(
+    _entry(
         "notmnist",
         "notMNIST letters A to J in many typefaces",
-        "classification",
         "0 + 10000 grey images, 28 x 28 (the test part alone)",
-        licence="MIT (the repository); the data with the permission of their author, Y. Bulatov",
-        source="https://github.com/davidflanagan/notMNIST-to-MNIST",
-        classes=tuple("ABCDEFGHIJ"),
-        forms=(
-            _idx_form(
-                "notmnist",
-                (
-                    f"{RAW_GITHUB}davidflanagan/notMNIST-to-MNIST/"
-                    "17823f4d4a3acd8317c07866702d2eb2ac79c7a0/",
-                ),
-                (3172375, "70ae9e06201f2827e5b0a3781a3169d735dd2efc69996b9eeaee7f10ed4044d7"),
-                (5118, "1fa03836e01c862542f8eb83463bb951bebec6fcb3efa28dad748c6b38a9021b"),
+        "MIT (the repository); the data with the permission of their author, Y. Bulatov",
+        "https://github.com/davidflanagan/notMNIST-to-MNIST",
+        tuple("ABCDEFGHIJ"),
+        _idx_form(
+            "notmnist",
+            (
+                f"{RAW_GITHUB}davidflanagan/notMNIST-to-MNIST/"
+                "17823f4d4a3acd8317c07866702d2eb2ac79c7a0/",
             ),
+            (3172375, "70ae9e06201f2827e5b0a3781a3169d735dd2efc69996b9eeaee7f10ed4044d7"),
+            (5118, "1fa03836e01c862542f8eb83463bb951bebec6fcb3efa28dad748c6b38a9021b"),
         ),
     ),
-    Entry(
+    _entry(
         "cifar10",
         "CIFAR-10 tiny photographs",
-        "classification",
         _COLOUR,
-        licence=_CIFAR_LICENCE,
-        source=_CIFAR_PAGE,
-        classes=CIFAR10,
-        forms=(
-            _cifar_form(
-                10,
-                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-                170052171,
-                train=[f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6)],
-                test=["cifar-10-batches-bin/test_batch.bin"],
+        _CIFAR_LICENCE,
+        _CIFAR_PAGE,
+        CIFAR10,
+        _cifar_form(
+            10,
+            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            170052171,
+            train=[f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6)],
+            test=["cifar-10-batches-bin/test_batch.bin"],
+        ),
+        _strips_form(
+            (
+                "cifar10/cifar10_train.npz",
+                "267cf6de2a9ee636548caeffbfcade50e6885cfdcbf0612109656b216aa85013",
             ),
-            _strips_form(
-                (
-                    "cifar10/cifar10_train.npz",
-                    "267cf6de2a9ee636548caeffbfcade50e6885cfdcbf0612109656b216aa85013",
-                ),
-                (
-                    "cifar10/cifar10_test.npz",
-                    "ea02b00e865662947da62315858a3cb417876aa7e63741d96ea4c33cf7d70480",
-                ),
+            (
+                "cifar10/cifar10_test.npz",
+                "ea02b00e865662947da62315858a3cb417876aa7e63741d96ea4c33cf7d70480",
             ),
         ),
     ),
-    Entry(
+    _entry(
         "cifar100",
         "CIFAR-100 tiny photographs, fine labels",
-        "classification",
         _COLOUR,
-        licence=_CIFAR_LICENCE,
-        source=_CIFAR_PAGE,
-        classes=CIFAR100,
-        forms=(
-            _cifar_form(
-                100,
-                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-                168513733,
-                train=["cifar-100-binary/train.bin"],
-                test=["cifar-100-binary/test.bin"],
-            ),
+        _CIFAR_LICENCE,
+        _CIFAR_PAGE,
+        CIFAR100,
+        _cifar_form(
+            100,
+            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+            168513733,
+            train=["cifar-100-binary/train.bin"],
+            test=["cifar-100-binary/test.bin"],
         ),
     ),
-    Entry(
+    _entry(
         "svhn",
         "Street View House Numbers, cropped digits",
-        "classification",
         "73257 + 26032 colour images, 32 x 32",
-        licence="non-commercial use only",
-        source="http://ufldl.stanford.edu/housenumbers/",
-        classes=DIGITS,
-        forms=(
-            Form(
-                tuple(
-                    File(f"svhn/{name}", sha256, (f"{_SVHN}{name}",), size)
-                    for name, size, sha256 in (
-                        (
-                            "train_32x32.mat",
-                            182040794,
-                            "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
-                        ),
-                        (
-                            "test_32x32.mat",
-                            64275384,
-                            "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
-                        ),
-                    )
-                ),
-                read_svhn_set,
+        "non-commercial use only",
+        "http://ufldl.stanford.edu/housenumbers/",
+        DIGITS,
+        Form(
+            tuple(
+                File(f"svhn/{name}", sha256, (f"{_SVHN}{name}",), size)
+                for name, size, sha256 in (
+                    (
+                        "train_32x32.mat",
+                        182040794,
+                        "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+                    ),
+                    (
+                        "test_32x32.mat",
+                        64275384,
+                        "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+                    ),
+                )
             ),
-            _strips_form(
-                (
-                    "svhn/svhn_test_recropped.npz",
-                    "4a2d3e4b298c44afc59d92d25633e01afe4046f71834a9e60d876cab8550ff7f",
-                ),
-                notes=(
-                    "the 26032 test digits alone, cut anew from the full-number images: not the "
-                    "official crops, so fit as an out-of-distribution set but not for SVHN "
-                    "accuracies",
-                ),
+            read_svhn_set,
+        ),
+        _strips_form(
+            (
+                "svhn/svhn_test_recropped.npz",
+                "4a2d3e4b298c44afc59d92d25633e01afe4046f71834a9e60d876cab8550ff7f",
+            ),
+            notes=(
+                "the 26032 test digits alone, cut anew from the full-number images: not the "
+                "official crops, so fit as an out-of-distribution set but not for SVHN "
+                "accuracies",
             ),
         ),
     ),

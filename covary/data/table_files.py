@@ -149,14 +149,13 @@ class CsvTable:
                 raise DataError(f"{self.path}: line {reader.line_num}: {error}.") from error
 
     def _check_widths(self) -> None:
-        wrong = {line: len(row) for line, row in self._rows() if len(row) != len(self.columns)}
-        if wrong:
-            first = next(iter(wrong))
-            more = shortened(f"line {line}" for line in wrong if line != first)
+        wrong = ((line, row) for line, row in self._rows() if len(row) != len(self.columns))
+        for first, row in wrong:
+            others = shortened(f"line {line}" for line, _ in wrong)
             raise DataError(
-                f"{self.path}: line {first} has {wrong[first]} values, expected "
-                f"{len(self.columns)} as in the header{more and f' (so do not fit: {more})'}; "
-                f"correct the lines, or the delimiter {self.delimiter!r} with --delimiter."
+                f"{self.path}: line {first} has {len(row)} values, expected {len(self.columns)} as "
+                f"in the header{others and f' (others that do not fit: {others})'}; correct the "
+                f"lines, or the delimiter {self.delimiter!r} with --delimiter."
             )
 
     @contextmanager
