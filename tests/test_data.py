@@ -223,7 +223,7 @@ def test_strips_are_read_without_loss(tmp_path):
     part = images.read_strips(path)
     np.testing.assert_array_equal(part.images, pictures)
     np.testing.assert_array_equal(part.labels, labels)
-    arrays = images.read_strips_set([path])
+    arrays = images.read_parts([path], read=images.read_strips)
     assert (len(arrays.x), len(arrays.x_test)) == (0, 5)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -91,11 +91,6 @@ def read_strips(path: Path) -> Part:
     return Part(np.concatenate(strips).transpose(0, 3, 1, 2), labels)
 
 
-def read_strips_set(paths: Sequence[Path]) -> Arrays:
-    """From a training and a test file, or from a test file alone."""
-    return _arrays(*map(read_strips, paths))
-
-
 def read_svhn(path: Path) -> Part:
     """Digits ``(n, 3, 32, 32)`` from a ``*_32x32.mat`` file, where the label 10 means digit 0."""
     with needed("scipy", f"reading {path.name}", "data"):
@@ -105,9 +100,9 @@ def read_svhn(path: Path) -> Part:
     return Part(arrays["X"].transpose(3, 2, 0, 1), arrays["y"].ravel() % 10)
 
 
-def read_svhn_set(paths: Sequence[Path]) -> Arrays:
-    """From the training and the test file."""
-    return _arrays(*map(read_svhn, paths))
+def read_parts(paths: Sequence[Path], *, read: Callable[[Path], Part]) -> Arrays:
+    """From a training and a test file, or from a test file alone."""
+    return _arrays(*map(read, paths))
 
 
 # the sets
@@ -168,7 +163,11 @@ def _cifar_form(
 
 def _strips_form(*files: tuple[str, str], notes: tuple[str, ...] = ()) -> Form:
     """Files that are nowhere to be fetched from: path and SHA-256 of each."""
-    return Form(tuple(File(path, sha256) for path, sha256 in files), read_strips_set, notes)
+    return Form(
+        tuple(File(path, sha256) for path, sha256 in files),
+        partial(read_parts, read=read_strips),
+        notes,
+    )
 
 
 def _entry(
@@ -309,7 +308,7 @@ ENTRIES = (
                     ),
                 )
             ),
-            read_svhn_set,
+            partial(read_parts, read=read_svhn),
         ),
         _strips_form(
             (

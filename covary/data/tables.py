@@ -83,7 +83,7 @@ def read_table(
     if schema is not None:
         return _new_rows(path, table, schema), schema
     if not target:
-        raise DataError(f"Name the column to predict (--target): {shortened(table.columns)}.")
+        raise DataError(f"Name the column to predict (--target): {shortened(table.columns, 25)}.")
     targets = (target,) if isinstance(target, str) else tuple(dict.fromkeys(target))
     problems = Problems(path, table)
     notes = [f"column {name!r} was left out as asked" for name in drop]
@@ -218,7 +218,7 @@ class Problems:
         for name in (name for name in dict.fromkeys(names) if name not in known):
             close = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
-            what = f"there is no column {name!r}.{hint} It has: {shortened(known)}"
+            what = f"there is no column {name!r}.{hint} It has: {shortened(known, 25)}"
             self.add(what, "names of no column", name)
 
     def gather(
