@@ -262,6 +262,7 @@ def test_a_pipe_or_a_folder_in_its_place_is_told_at_once(tmp_path, name):
         os.mkfifo(tmp_path / "set" / name)
         with pytest.raises(data.DataError, match=f"{name} is a named pipe"):
             fetch_file(file_at(server.url), tmp_path)
+    assert not server.requests
 
 
 FETCH = """

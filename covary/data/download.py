@@ -139,6 +139,8 @@ def _download(file: File, target: Path, part: Path, *, progress: bool) -> None:
     """Try one address after the other; the part that one gave is continued at the next."""
     with needed("requests", "fetching data", "data"):
         import requests
+    if part.exists():
+        regular_file(part)
     deadline = time.monotonic() + file.most_seconds
     failures: dict[str, str] = {}
     hopeless = set()
@@ -168,7 +170,7 @@ def _receive(file: File, url: str, part: Path, deadline: float, *, progress: boo
     """Have the whole file in ``part``, which keeps what arrived when a connection is cut."""
     import requests
 
-    start = regular_file(part).stat().st_size if part.exists() else 0
+    start = part.stat().st_size if part.exists() else 0
     # no compression on the way: the bytes themselves are counted and hashed
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
     with requests.get(
