@@ -8,6 +8,7 @@ import hashlib
 import io
 import tarfile
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -67,11 +68,16 @@ def write_strips(path: Path, pictures: np.ndarray, labels: np.ndarray, per_strip
 class Server:
     """Hands out ``files`` by path, and can misbehave.
 
-    ``cuts`` are the numbers of bytes after which the next answers break off.
+    ``cuts`` are the numbers of bytes after which the next answers break off; ``told`` is whether
+    answers say how long they are; ``shift`` is how far behind the wanted byte they begin; ``pause``
+    is how many seconds pass before each 16 bytes.
     """
 
     files: dict[str, bytes]
     ranges: bool = True
+    told: bool = True
+    shift: int = 0
+    pause: float = 0.0
     cuts: list[int] = field(default_factory=list)
     requests: list[tuple[str, str | None]] = field(default_factory=list)
     sent: list[int] = field(default_factory=list)
@@ -93,7 +99,7 @@ def serve(files: dict[str, bytes], **misbehaviour):
                 return
             start = 0
             if wanted and server.ranges:
-                start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+                start = int(wanted.removeprefix("bytes=").removesuffix("-")) + server.shift
                 if start >= len(data):
                     self.send_error(416)
                     return
@@ -101,14 +107,19 @@ def serve(files: dict[str, bytes], **misbehaviour):
                 self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
             else:
                 self.send_response(200)
-            self.send_header("Content-Length", str(len(data) - start))
+            if server.told:
+                self.send_header("Content-Length", str(len(data) - start))
             self.end_headers()
             rest = data[start:]
             if server.cuts:
                 rest = rest[: server.cuts.pop(0)]
             server.sent.append(len(rest))
-            self.wfile.write(rest)
             self.close_connection = True
+            # a client that has had enough hangs up
+            with contextlib.suppress(ConnectionError):
+                for i in range(0, len(rest), 16 if server.pause else len(rest)):
+                    time.sleep(server.pause)
+                    self.wfile.write(rest[i : i + 16] if server.pause else rest)
 
         def log_message(self, *_):
             pass

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FuturesTimeoutError
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from covary import data
-from covary.data import catalogue, formats, store
+from covary.data import download, images, store, uci
 from covary.data.download import CHUNK_BYTES, File, fetch_file
 from covary.data.entry import Entry, Form
 from covary.data.locking import held
@@ -24,7 +29,7 @@ CONTENT = np.random.default_rng(0).bytes(10 * CHUNK_BYTES + 5)
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr("pooch.core.time.sleep", lambda _: None)
+    monkeypatch.setattr(download, "PAUSE_SECONDS", 0)
 
 
 @pytest.fixture(autouse=True)
@@ -178,16 +183,115 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
         fetch_file(file_at(closed_address()), tmp_path)
 
 
-def test_a_full_disk_is_told(tmp_path, monkeypatch):
-    def write(*_):
-        raise OSError(28, "No space left on device")
+def test_a_full_disk_is_told_with_the_file(tmp_path, monkeypatch):
+    """/dev/full is a disk without room, as the system itself has it."""
+    usual = Path.open
+    monkeypatch.setattr(
+        Path,
+        "open",
+        lambda path, *how: usual(Path("/dev/full") if path.suffix == ".part" else path, *how),
+    )
+    with serve({"numbers.bin": CONTENT}) as server, pytest.raises(data.DataError) as caught:
+        fetch_file(file_at(server.url), tmp_path)
+    assert f"Cannot write {tmp_path}/set/numbers.bin (No space left on device)" in str(caught.value)
+    assert left_over(tmp_path) == []
 
-    monkeypatch.setattr("covary.data.download.Resuming._write", write)
+
+def sized(file: File, size: int) -> File:
+    return replace(file, size=size)
+
+
+def test_a_file_that_is_too_large_is_not_fetched(tmp_path):
     with (
         serve({"numbers.bin": CONTENT}) as server,
-        pytest.raises(data.DataError, match="No space left on device"),
+        pytest.raises(data.DataError, match=r"sends 0.164 MB or more, expected 0.001 MB"),
     ):
-        fetch_file(file_at(server.url), tmp_path)
+        fetch_file(sized(file_at(server.url), 1000), tmp_path)
+    assert len(server.requests) == 1
+    assert left_over(tmp_path) == []
+
+
+def test_a_file_without_end_is_given_up(tmp_path):
+    """A server that does not say how much it sends, and a part that another one left behind."""
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "numbers.bin.part").write_bytes(CONTENT[:10])
+    with (
+        serve({"numbers.bin": CONTENT * 4}, told=False) as server,
+        serve({"numbers.bin": CONTENT}) as honest,
+    ):
+        file = sized(file_at(server.url), 1000)
+        with pytest.raises(data.DataError, match=r"expected 0.001 MB"):
+            fetch_file(file, tmp_path)
+        assert len(server.requests) == 1
+        assert left_over(tmp_path) == []
+        both = sized(file_at(server.url, honest.url), len(CONTENT))
+        assert fetch_file(both, tmp_path).read_bytes() == CONTENT
+
+
+def test_a_server_that_hardly_sends_anything_is_given_up_in_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "LEAST_SECONDS", 0.5)
+    monkeypatch.setattr(download, "LEAST_BYTES_PER_SECOND", 1e9)
+    began = time.monotonic()
+    with serve({"numbers.bin": CONTENT[:2000]}, pause=0.05) as server:
+        file = sized(file_at(server.url, closed_address(), content=CONTENT[:2000]), 2000)
+        with pytest.raises(data.DataError, match="took longer than 0 minutes"):
+            fetch_file(file, tmp_path)
+        assert time.monotonic() - began < 5
+        assert len(server.requests) == 1
+        assert left_over(tmp_path) == ["numbers.bin.part"]
+        server.pause = 0
+        assert fetch_file(file, tmp_path).read_bytes() == CONTENT[:2000]
+    assert server.requests[-1][1] is not None  # it was continued
+
+
+def test_another_part_than_asked_for_is_not_taken(tmp_path):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "numbers.bin.part").write_bytes(CONTENT[:10])
+    with serve({"numbers.bin": CONTENT}, shift=5) as server:
+        assert fetch_file(file_at(server.url), tmp_path).read_bytes() == CONTENT
+    assert [wanted for _, wanted in server.requests] == ["bytes=10-", None]
+
+
+@pytest.mark.parametrize("name", ["numbers.bin", "numbers.bin.part"])
+def test_a_pipe_or_a_folder_in_its_place_is_told_at_once(tmp_path, name):
+    (tmp_path / "set" / name).mkdir(parents=True)
+    with serve({"numbers.bin": CONTENT}) as server:
+        with pytest.raises(data.DataError, match=f"{name} is a directory"):
+            fetch_file(file_at(server.url), tmp_path)
+        (tmp_path / "set" / name).rmdir()
+        os.mkfifo(tmp_path / "set" / name)
+        with pytest.raises(data.DataError, match=f"{name} is a named pipe"):
+            fetch_file(file_at(server.url), tmp_path)
+    assert not server.requests
+
+
+FETCH = """
+import sys
+from pathlib import Path
+from covary.data.download import File, fetch_file
+url, sha256, folder = sys.argv[1:]
+fetch_file(File("set/numbers.bin", sha256, (url + "numbers.bin",)), Path(folder))
+"""
+
+
+def test_processes_that_miss_the_same_file_do_not_disturb_each_other(tmp_path):
+    with serve({"numbers.bin": CONTENT[:5000]}, pause=0.002) as server:
+        command = [sys.executable, "-c", FETCH, server.url, sha256(CONTENT[:5000]), str(tmp_path)]
+        running = [subprocess.Popen(command) for _ in range(3)]
+        assert [one.wait(timeout=120) for one in running] == [0, 0, 0]
+    assert (tmp_path / "set" / "numbers.bin").read_bytes() == CONTENT[:5000]
+    assert len(server.requests) == 1
+    assert left_over(tmp_path) == ["numbers.bin"]
+
+
+def test_without_locks_each_process_has_a_part_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("fcntl.flock", lambda *_: (_ for _ in ()).throw(OSError(95, "no locks")))
+    with serve({"numbers.bin": CONTENT}, cuts=[CHUNK_BYTES] * 3) as server:
+        with pytest.raises(data.DataError, match="the connection was cut"):
+            fetch_file(file_at(server.url), tmp_path)
+        assert left_over(tmp_path) == [f"numbers.bin.{os.getpid()}.part"]
+        assert fetch_file(file_at(server.url), tmp_path).read_bytes() == CONTENT
+    assert left_over(tmp_path) == ["numbers.bin"]
 
 
 def test_progress_is_shown_on_a_terminal_alone(tmp_path, monkeypatch, capsys):
@@ -230,9 +334,9 @@ def tiny(monkeypatch):
             licence="none",
             source="here",
             classes=("a", "b", "c"),
-            forms=(Form(files, formats.read_idx_set),),
+            forms=(Form(files, images.read_idx_set),),
         )
-        monkeypatch.setitem(catalogue.CATALOGUE, "tiny", entry)
+        monkeypatch.setitem(store.CATALOGUE, "tiny", entry)
         return parts
 
     return install
@@ -294,17 +398,17 @@ def table(monkeypatch):
     }
 
     def install(address: str, folder) -> tuple[np.ndarray, dict[str, bytes]]:
-        monkeypatch.setattr(catalogue, "UCI_TEXTS", address)
-        entry = catalogue._uci("tiny", "Tiny", "20 x 3", "abc", "t", "", page="here", splits=2)
+        monkeypatch.setattr(uci, "TEXTS", address)
+        entry = uci.entry("tiny", "Tiny", 20, "a, b, c -> t", "", "here", splits=2)
         folder.mkdir()
         sources = [folder / name for name in texts]
         for path, content in zip(sources, texts.values(), strict=True):
             path.write_bytes(content)
-        formats.convert_uci(sources, folder / "tiny.npz", splits=2)
+        uci.convert_uci(sources, folder / "tiny.npz", splits=2)
         (form,) = entry.forms
-        right = replace(form.files[0], sha256=formats.uci_digest(folder / "tiny.npz"))
+        right = replace(form.files[0], sha256=uci.uci_digest(folder / "tiny.npz"))
         monkeypatch.setitem(
-            catalogue.CATALOGUE, "tiny", replace(entry, forms=(replace(form, files=(right,)),))
+            store.CATALOGUE, "tiny", replace(entry, forms=(replace(form, files=(right,)),))
         )
         return rows, {f"tiny/data/{name}": content for name, content in texts.items()}
 
@@ -317,9 +421,32 @@ def test_a_set_made_from_texts_is_kept_as_one_checked_file(table, tmp_path):
         server.files |= {f"/{name}": content for name, content in texts.items()}
         tiny = data.load("tiny", data_dir=tmp_path / "there", split=1)
     assert left_over(tmp_path / "there") == ["tiny.npz"]
-    train, test = formats.published_splits(20, 2)
+    train, test = uci.published_splits(20, 2)
     assert tiny.x.tolist() == rows[train[1]][:, [0, 2, 3]].tolist()
     assert tiny.y_test.tolist() == rows[test[1]][:, [1]].tolist()
+
+
+MAKE = """
+import sys
+from pathlib import Path
+from covary.data import uci
+from covary.data.download import fetch_file
+uci.TEXTS, sha256, folder = sys.argv[1:]
+(form,) = uci.entry("tiny", "Tiny", 20, "a, b, c -> t", sha256, "here", splits=2).forms
+fetch_file(form.files[0], Path(folder))
+"""
+
+
+def test_processes_that_make_the_same_file_do_not_disturb_each_other(table, tmp_path):
+    with serve({}, pause=0.001) as server:
+        _, texts = table(server.url, tmp_path / "made")
+        server.files |= {f"/{name}": content for name, content in texts.items()}
+        right = uci.uci_digest(tmp_path / "made" / "tiny.npz")
+        command = [sys.executable, "-c", MAKE, server.url, right, str(tmp_path / "there")]
+        running = [subprocess.Popen(command) for _ in range(3)]
+        assert [one.wait(timeout=120) for one in running] == [0, 0, 0]
+    assert len(server.requests) == 3  # one for each text
+    assert left_over(tmp_path / "there") == ["tiny.npz"]
 
 
 def test_texts_with_other_values_are_refused(table, tmp_path):

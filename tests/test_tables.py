@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 from covary import data
-from covary.data import gather, table_files
+from covary.data import table_files, tables
 
 ROWS = 60
 
@@ -243,7 +245,7 @@ def test_rows_with_missing_values_are_dropped_and_counted(with_gaps):
     assert not any("missing" in name for name in loaded.features)
 
 
-@pytest.mark.parametrize("marker", gather.MISSING)
+@pytest.mark.parametrize("marker", table_files.MISSING)
 def test_every_way_to_write_nothing_is_missing(tmp_path, marker):
     fails(text(tmp_path / "t.csv", lines(line4=f"{marker},1")), "'a' (1)")
 
@@ -281,14 +283,14 @@ def test_text_that_comes_late_is_told_too(tmp_path, monkeypatch):
     fails(text(tmp_path / "t.csv", content), "200 numbers and 300 texts", "line 202")
 
 
-def test_infinite_numbers_are_told_with_their_line(tmp_path):
-    for value in ("inf", "-Infinity", "1e999"):
+def test_infinite_and_huge_numbers_are_told_with_their_line(tmp_path):
+    for value in ("inf", "-Infinity", "1e999", "1e300", "-2e36"):
         path = text(tmp_path / "t.csv", lines(line6=f"{value},1"))
-        fails(path, "'a' holds 1 infinite", "line 6")
+        fails(path, "'a' is infinite or beyond 1e+36 in 1 of 20 rows", "line 6")
     table = frame()
     table.loc[4, "width"] = np.inf
     table.to_parquet(tmp_path / "t.parquet")
-    fails(tmp_path / "t.parquet", "'width' holds 1 infinite", "row 5", target="price")
+    fails(tmp_path / "t.parquet", "'width' is infinite", "row 5", target="price")
 
 
 def test_constant_columns_are_left_out_and_told(tmp_path):
@@ -335,6 +337,7 @@ def test_an_absent_column_is_told_with_the_nearest(tmp_path):
         (lines(header="y,y"), "more than one column is called 'y'"),
         (lines(header="1.5,2"), "first line holds numbers alone"),
         (lines(line5="1,2,3"), "line 5 has 3 values, expected 2"),
+        (lines(line5="1,2,3", line7="1", line9="2"), "do not fit: line 7, line 9)"),
         (lines(line3="\n1,2", line8="1"), "line 9 has 1 values, expected 2"),
         (lines(header="größe,y").encode("latin-1"), "--encoding"),
         ((lines(rows=9000) + "ü,1\n").encode("latin-1"), "--encoding"),
@@ -382,6 +385,59 @@ def test_parquet_columns_of_other_types_are_told(tmp_path):
     table = frame().assign(when=pd.Timestamp("2020-01-01"))
     table.to_parquet(tmp_path / "t.parquet")
     fails(tmp_path / "t.parquet", "'when'", "timestamp", "--drop 'when'", target="price")
+
+
+def messy(columns: int = 4) -> pd.DataFrame:
+    """A column for each thing that can be wrong, and the first of them several times."""
+    table = frame()
+    huge = pd.DataFrame({f"huge {i}": [1e300, *range(ROWS - 1)] for i in range(columns)})
+    table.loc[3, "width"] = np.nan
+    mixed = table.length.astype(object)
+    mixed[7] = "n/k"
+    return pd.concat([table, huge], axis=1).assign(
+        mixed=mixed, who=[f"person {i}" for i in range(ROWS)]
+    )
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "MAX_CATEGORIES", 50)
+    path = write(tmp_path / "t.csv", messy(2))
+    message = fails(
+        path, "'huge 0' is infinite or beyond 1e+36", "'huge 1'", "first in line 2",
+        "'who' holds more than 50", "'width' (1)", "59 numbers and 1 texts, the first 'n/k'",
+        "no column 'citty'. Did you mean 'city'?", "'kind' holds texts", "has 7 problems",
+        target="kind", task="regression", drop=["citty"],
+    )  # fmt: skip
+    assert len(message.splitlines()) == 8
+    for remedy in ("--category 'mixed'", "--drop 'who'", "--missing mean"):
+        assert remedy in message
+
+
+def test_a_target_that_is_not_there_hides_no_other_problem(tmp_path):
+    path = text(tmp_path / "t.csv", lines(line6="1e300,1"))
+    fails(path, "no column 'x'", "'a' is infinite or beyond", target="x")
+
+
+def test_very_many_problems_are_told_in_few_words(tmp_path):
+    path = write(tmp_path / "t.csv", messy(200))
+    message = fails(
+        path, "has 202 problems", "huge numbers also in 197 more columns: 'huge 3',", "'n/k'",
+        "'width' (1)", target="price",
+    )  # fmt: skip
+    assert len(message) < 3000
+    names = ["a" * 1000 + str(i) for i in range(300)]
+    wide = "\n".join([",".join([*names, "y"]), *["1," * 300 + "2"] * 20])
+    assert len(fails(text(tmp_path / "wide.csv", wide), "no column 'z'", target="z")) < 2000
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_what_is_no_file_is_told_at_once(tmp_path, name):
+    (tmp_path / name).mkdir()
+    fails(tmp_path / name, f"{name} is a directory, not a file")
+    (tmp_path / name).rmdir()
+    os.mkfifo(tmp_path / name)
+    fails(tmp_path / name, f"{name} is a named pipe (FIFO), not a file")
+    fails(Path("/dev/zero"), "is a device")
 
 
 # new rows
@@ -434,6 +490,9 @@ def test_new_rows_that_do_not_fit_are_told(tmp_path):
     refused(frame().drop(columns="width"), "no column 'width'")
     refused(frame().astype({"width": object}).replace({"width": {frame().width[3]: "x"}}), "line 5")
     refused(frame().assign(length=np.nan), "'length' (60)", "fill them")
+    wrong = frame().replace("Rome", "Roma").replace("a", "z").drop(columns="width")
+    refused(wrong, "'city' holds 'Roma'", "'kind' holds 'z'", "no column 'width'", "3 problems")
+    refused(frame().assign(length=1e300), "'length' is infinite or beyond 1e+36 in 60 of 60 rows")
 
 
 def test_new_targets_must_be_of_the_old_kind(tmp_path):

@@ -22,23 +22,40 @@ from covary.runs.attack import (
 )
 from covary.runs.config import check_covariance
 
-_SWEEP = ",".join(f"{epsilon:g}" for epsilon in EPSILONS)
+_SWEEP, _ALL = ",".join(f"{epsilon:g}" for epsilon in EPSILONS), ",".join(ATTACKS)
+_Epsilon = Annotated[
+    str,
+    typer.Option(
+        "--epsilon",
+        help="How far inputs are moved at most, with commas. Images: in parts of the range of a "
+        "pixel (0.1 is 25.5 of 255). Tables: in standard deviations of each column.",
+    ),
+]
+_Attacks = Annotated[
+    str, typer.Option("--attack", help=f"Which: {', '.join(ATTACKS)}; with commas.")
+]
+_Clip = Annotated[
+    bool,
+    typer.Option(
+        "--clip/--no-clip",
+        help="Keep pixels in their range, and columns of tables between their extremes.",
+    ),
+]
+_WholeGradient = Annotated[
+    bool,
+    typer.Option(
+        "--whole-gradient",
+        help="Let fgsm and pgd also follow how means depend on variances: stronger. Training and "
+        "the paper leave that out.",
+    ),
+]
 
 
 @reported
 def attack(
     run: RunPath,
-    epsilon: Annotated[
-        str,
-        typer.Option(
-            "--epsilon",
-            help="How far inputs are moved at most, with commas. Images: in parts of the range of "
-            "a pixel (0.1 is 25.5 of 255). Tables: in standard deviations of each column.",
-        ),
-    ] = _SWEEP,
-    attacks: Annotated[
-        str, typer.Option("--attack", help=f"Which: {', '.join(ATTACKS)}; with commas.")
-    ] = ",".join(ATTACKS),
+    epsilon: _Epsilon = _SWEEP,
+    attacks: _Attacks = _ALL,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Test inputs, at most.")] = 1000,
     square_samples: Annotated[
         int, typer.Option("--square-samples", min=1, help="Of them, for square, at most.")
@@ -47,13 +64,7 @@ def attack(
     queries: Annotated[
         int, typer.Option("--queries", min=1, help="How often square asks about an input.")
     ] = 300,
-    clip: Annotated[
-        bool,
-        typer.Option(
-            "--clip/--no-clip",
-            help="Keep pixels in their range, and columns of tables between their extremes.",
-        ),
-    ] = True,
+    clip: _Clip = True,
     covariance: PerSampleCovariance = None,
     search: Annotated[
         str,
@@ -62,14 +73,7 @@ def attack(
             help="The same for the network that pgd and square ask on their way.",
         ),
     ] = "diagonal",
-    whole_gradient: Annotated[
-        bool,
-        typer.Option(
-            "--whole-gradient",
-            help="Let fgsm and pgd also follow how means depend on variances: stronger. Training "
-            "and the paper leave that out.",
-        ),
-    ] = False,
+    whole_gradient: _WholeGradient = False,
     seed: Seed = 0,
     data_dir: DataDir = None,
     as_json: Json = False,

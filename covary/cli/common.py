@@ -1,21 +1,29 @@
-"""What every command does alike: errors as one sentence, exit codes, JSON, tables, progress."""
+"""What every command does alike: errors as one sentence, exit codes, JSON, tables, progress.
+
+Names of columns, classes and files come from other people. All that is printed goes through
+``printable``, so that no escape sequence in a name reaches the terminal.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
+from rich.cells import cell_len, chop_cells
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 
 from covary.training import StoppedError
 from covary.training.log import without_nan
@@ -40,6 +48,7 @@ DataDir = Annotated[
     ),
 ]
 
+MOST_SEEDS = 100
 # Processes that a strategy starts run the same command; one voice is enough.
 _is_first = os.environ.get("LOCAL_RANK", "0") == "0"
 # Results go to standard output, all that is said on the way to standard error.
@@ -58,7 +67,10 @@ def reported(command: Callable[Parameters, Result]) -> Callable[Parameters, Resu
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         try:
             return command(*args, **kwargs)
-        except (typer.Exit, typer.Abort, typer.BadParameter):
+        except (typer.Exit, typer.Abort):
+            raise
+        except typer.BadParameter as error:
+            error.message = printable(error.message)
             raise
         except StoppedError as stopped:
             say(f"{stopped} Go on with the same command and --resume.")
@@ -80,34 +92,117 @@ def reported(command: Callable[Parameters, Result]) -> Callable[Parameters, Resu
     return wrapped
 
 
+# Control characters but for tab and line feed, separators of lines and paragraphs, marks that turn
+# the order of letters around, and halves of characters that no terminal can show.
+_UNPRINTABLE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """The text with characters that would move a terminal written as ``\\u001b``.
+
+    JSON, TOML and Python read them back as the characters that they stand for.
+    """
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def fail(sentence: str) -> None:
     """Say what went wrong."""
-    voice.print(f"[bold red]error:[/] {_escape(sentence)}", highlight=False, soft_wrap=True)
+    voice.print(Text.assemble(("error:", "bold red"), f" {printable(sentence)}"), soft_wrap=True)
 
 
-def say(sentence: str, style: str | None = None) -> None:
+def say(sentence: str, style: str = "") -> None:
     """Tell the person at the terminal, not the program that reads the result."""
-    voice.print(_escape(sentence), style=style, highlight=False, soft_wrap=True)
+    voice.print(Text(printable(sentence), style=style), soft_wrap=True)
+
+
+def show_line(line: str) -> None:
+    """A result of one line."""
+    results.print(Text(printable(line)), soft_wrap=True)
 
 
 def show_json(content: Any) -> None:
     """The result for machines."""
     if _is_first:
         text = json.dumps(without_nan(content), indent=1, ensure_ascii=False, allow_nan=False)
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(printable(text) + "\n")
 
 
 def show_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1
 ) -> None:
-    """The result for people; the first ``left`` columns hold words, the rest numbers."""
-    table = Table(title=_escape(title), title_justify="left")
-    for i, column in enumerate(columns):
-        justify: Literal["left", "right"] = "left" if i < left else "right"
-        table.add_column(_escape(column), justify=justify, overflow="fold", no_wrap=i == 0)
-    for row in rows:
-        table.add_row(*map(_escape, row))
+    """The result for people; the first ``left`` columns hold words, the rest numbers.
+
+    Words are not broken: cells are wrapped between them, and columns for which there is no room go
+    to a table of their own, below, with the first ones again.
+    """
+    cells = [[_in_one_line(cell) for cell in row] for row in (columns, *rows)]
+    by_column = list(zip(*cells, strict=True))
+    least = [
+        max(cell_len(piece.rstrip()) for cell in col for piece in _pieces(cell))
+        for col in by_column
+    ]
+    for i, chosen in enumerate(_groups(least, left, results.width)):
+        words = _in_one_line(f"{title} (continued)" if i else title)
+        results.print(Text("\n".join(_wrapped(words, results.width)), style="italic"))
+        _show_group([by_column[j] for j in chosen], [least[j] for j in chosen], left)
+
+
+def _groups(least: Sequence[int], left: int, room: int) -> list[list[int]]:
+    """Which columns fit beside each other; the first ``left`` are in every group."""
+    first = list(range(min(left, len(least))))
+    groups = [first]
+    for i in range(len(first), len(least)):
+        if groups[-1] != first and _width([least[j] for j in (*groups[-1], i)]) > room:
+            groups.append(first)
+        groups[-1] = [*groups[-1], i]
+    return groups
+
+
+def _width(columns: Sequence[int]) -> int:
+    """Of a table with columns of these widths, a space on both sides of each, and lines."""
+    return sum(columns) + 3 * len(columns) + 1
+
+
+def _show_group(columns: Sequence[Sequence[str]], least: Sequence[int], left: int) -> None:
+    widths = [max(map(cell_len, column)) for column in columns]
+    while _width(widths) > results.width and max(widths) > 1:
+        # of the columns that can give way the widest does; if none can, long words are cut
+        giving = [i for i in range(len(widths)) if widths[i] > least[i]] or range(len(widths))
+        widths[max(giving, key=lambda i: widths[i])] -= 1
+    table = Table()
+    wrapped = [
+        ["\n".join(_wrapped(cell, width)) for cell in column]
+        for column, width in zip(columns, widths, strict=True)
+    ]
+    for i, (header, *_) in enumerate(wrapped):
+        table.add_column(Text(header), justify="left" if i < left else "right", no_wrap=True)
+    for row in zip(*(column[1:] for column in wrapped), strict=True):
+        table.add_row(*map(Text, row))
     results.print(table)
+
+
+def _in_one_line(text: str) -> str:
+    return printable(text.replace("\n", "\\n").replace("\t", " "))
+
+
+def _pieces(text: str) -> list[str]:
+    """Words with the space behind them; paths in parts, numbers with their error bars whole."""
+    return re.findall(r"(?:[^\s/]| ± )+/*\s*|/+\s*", text) or [""]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most this width."""
+    lines = [""]
+    for piece in _pieces(text):
+        if cell_len((lines[-1] + piece).rstrip()) <= width:
+            lines[-1] += piece
+        elif cell_len(piece.rstrip()) <= width:
+            lines.append(piece)
+        else:
+            lines += chop_cells(piece, width)
+    return [line.rstrip() for line in lines if line.strip()] or [""]
 
 
 def progress(items: Sequence[Any], name: str) -> Iterator[Any]:
@@ -115,7 +210,7 @@ def progress(items: Sequence[Any], name: str) -> Iterator[Any]:
     if not voice.is_terminal:
         yield from items
     else:
-        yield from track(items, f"{name:20}", console=voice, transient=True)
+        yield from track(items, f"{escape(printable(name)):20}", console=voice, transient=True)
 
 
 def numbers(text: str | None, kind: Callable[[str], Any], option: str) -> tuple[Any, ...] | None:
@@ -131,15 +226,23 @@ def numbers(text: str | None, kind: Callable[[str], Any], option: str) -> tuple[
         ) from None
 
 
+def seeds(text: str, option: str) -> tuple[int, ...]:
+    """``"3"`` -> (0, 1, 2), so many of them; ``"0,1,5"`` -> these; ``"5,"`` -> (5,)."""
+    found = numbers(text, int, option) or ()
+    if "," not in text and found:
+        found = tuple(range(found[0])) if found[0] <= MOST_SEEDS else ()
+    if not found or min(found) < 0:
+        raise typer.BadParameter(
+            f"{text!r} is neither a number of seeds, 1 to {MOST_SEEDS} (3 is 0, 1 and 2), nor a "
+            "list of seeds from 0 on (0,1,5; one alone with a comma behind it: 5,).",
+            param_hint=option,
+        )
+    return found
+
+
 def quoted(path: Path) -> str:
     """A path as a shell takes it."""
     return shlex.quote(str(path))
-
-
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
 
 
 @contextmanager

@@ -37,7 +37,11 @@ Ood = Annotated[
     ),
 ]
 Seeds = Annotated[
-    str, typer.Option("--seeds", help="Each trains all networks anew, such as 0,1,2.")
+    str,
+    typer.Option(
+        "--seeds",
+        help="How many (3 is 0, 1 and 2), or which, such as 0,1,5; each trains all networks anew.",
+    ),
 ]
 Methods = Annotated[
     list[str] | None,
@@ -87,7 +91,7 @@ def compare(
     data: options.Data,
     out: Out = None,
     ood: Ood = None,
-    seeds: Seeds = "0,1,2",
+    seeds: Seeds = "3",
     methods: Methods = None,
     resume: Resume = False,
     overwrite: Overwrite = False,
@@ -125,7 +129,7 @@ def compare(
     Examples:
 
     - `covary compare mnist --ood notmnist,fashion-mnist`
-    - `covary compare energy --split 3 --seeds 0,1,2,3,4`
+    - `covary compare energy --split 3 --seeds 5`
     - `covary compare digits --methods plain,ensemble --epochs 20 --json`
     - `covary compare houses.csv --target price --resume`
     """
@@ -146,7 +150,7 @@ def compare(
         data_config,
         out=folder,
         ood=_listed(ood),
-        seeds=common.numbers(seeds, int, "--seeds") or (),
+        seeds=common.seeds(seeds, "--seeds"),
         methods=_listed(methods),
         covariance=covariance,
         chosen={**network, **training, "weight_decay": weight_decay},

@@ -65,4 +65,4 @@ def export(
         say(f"Inputs of the file are {inputs}.")
     widths = "-".join(str(stage.weight.shape[1]) for stage in chain.stages)
     say(f"Wrote {widths}-{len(chain.stages[-1].weight)} to {quoted(out)}.")
-    common.results.print(str(out), soft_wrap=True, highlight=False)
+    common.show_line(str(out))

@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from covary import activations, covariance
 from covary.cli import common, options
 from covary.cli.common import DataDir, Debug, Json, Seed, reported, say
-from covary.cli.options import NETWORK, TRAINING, option
-from covary.data import describe
-from covary.runs import DataConfig, Run, RunConfig
+from covary.cli.options import Chosen, configured, option
+from covary.data import Dataset, describe
+from covary.runs import DataConfig, ModelConfig, Run, RunConfig
 from covary.runs.samples import load_data, validation_rows
 from covary.runs.tracking import fidelity_of, summary
 from covary.runs.training import resolve
 from covary.runs.training import train as train_run
-from covary.training import Silent, terminal_or_lines
+from covary.training import Silent, TrainingConfig, terminal_or_lines
 
-_TABLE, _ENGINE = "Tables", "Devices"
+_Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="Folder of the run.", show_default="runs/DATA"),
+]
+_ENGINE = "Devices"
+_Accelerator = Annotated[
+    str, option(_ENGINE, "--accelerator", "auto (cuda, else cpu), or one of Lightning Fabric's.")
+]
+_Devices = Annotated[
+    int, option(_ENGINE, "--devices", "How many; each gets its part of every batch.", min=1)
+]
+_Strategy = Annotated[str, option(_ENGINE, "--strategy", "How devices work together, such as ddp.")]
+_CheckpointMinutes = Annotated[
+    float, option(_ENGINE, "--checkpoint-minutes", "Save this often within long epochs.")
+]
+_Keep = Annotated[
+    str | None,
+    option(_ENGINE, "--keep", "Keep the weights after these epochs too, such as 1,2,5,10."),
+]
 
 
 @reported
+@configured(ModelConfig, TrainingConfig, DataConfig, RunConfig, defaults=[DataConfig])
 def train(
     data: options.Data,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Folder of the run.", show_default="runs/DATA"),
-    ] = None,
+    chosen: Chosen,
+    out: _Out = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in the folder, if there is one.")
     ] = False,
@@ -39,125 +55,12 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the whole configuration and stop.")
     ] = False,
-    hidden: options.Hidden = None,
-    trunk: options.Trunk = None,
-    trunk_from: Annotated[
-        str | None,
-        option(
-            NETWORK,
-            "--trunk-from",
-            "Take the trained trunk of the run in this folder, and train only what is behind it.",
-        ),
-    ] = None,
-    activation: Annotated[
-        str | None, option(NETWORK, "--activation", f"One of {', '.join(activations.names())}.")
-    ] = None,
-    noise: options.Noise = None,
-    held_covariance: Annotated[
-        str | None,
-        option(
-            NETWORK,
-            "--covariance",
-            f"How it is held in training: {', '.join(covariance.names())}.",
-        ),
-    ] = None,
-    exact_width: Annotated[
-        int | None,
-        option(
-            NETWORK,
-            "--exact-width",
-            "With tracked covariances, in evaluation: layers of up to so many units have exact "
-            "variances. Not given: the least that is good enough.",
-            min=0,
-        ),
-    ] = None,
-    batch_norm: Annotated[
-        bool | None,
-        option(
-            NETWORK,
-            "--batch-norm/--no-batch-norm",
-            "Normalise before each activation. Not given: for spiking neurons (lif) only.",
-        ),
-    ] = None,
-    poisson: Annotated[
-        bool,
-        option(NETWORK, "--poisson", "Pixels are rates of spikes, whose variance is their mean."),
-    ] = False,
-    dropout: Annotated[
-        float | None, option(NETWORK, "--dropout", "Probability of dropping a hidden unit.")
-    ] = None,
-    epochs: options.Epochs = None,
-    batch_size: options.BatchSize = None,
-    lr: options.LearningRate = None,
-    weight_decay: options.WeightDecay = None,
-    optimizer: Annotated[str | None, option(TRAINING, "--optimizer", "adam or adamw.")] = None,
-    schedule: options.Schedule = None,
-    clip: Annotated[
-        float | None, option(TRAINING, "--clip", "Largest norm of the gradient; 0 for any.")
-    ] = None,
-    validation: options.Validation = 0.1,
-    augment: Annotated[
-        bool, option(TRAINING, "--augment", "Random crop and horizontal flip of images.")
-    ] = False,
-    limit: Annotated[
-        int,
-        option(TRAINING, "--limit", "Use so many samples at most, of each part; 0: all.", min=0),
-    ] = 0,
-    split: options.Split = 0,
     seed: Seed = 0,
-    target: Annotated[
-        list[str] | None, option(_TABLE, "--target", "Column to predict; repeat for several.")
-    ] = None,
-    task: Annotated[str, option(_TABLE, "--task", "auto, classification or regression.")] = "auto",
-    test_fraction: Annotated[
-        float, option(_TABLE, "--test-fraction", "Fraction of the rows to test on.")
-    ] = 0.2,
-    missing: Annotated[
-        str,
-        option(
-            _TABLE, "--missing", "Missing values: error, mean (fill in and mark) or drop (the row)."
-        ),
-    ] = "error",
-    category: Annotated[
-        list[str] | None,
-        option(_TABLE, "--category", "Column of numbers that are names; repeat for several."),
-    ] = None,
-    drop: Annotated[
-        list[str] | None, option(_TABLE, "--drop", "Column to leave out; repeat for several.")
-    ] = None,
-    encoding: Annotated[str, option(_TABLE, "--encoding", "How text is encoded.")] = "utf-8",
-    delimiter: Annotated[
-        str, option(_TABLE, "--delimiter", "What separates columns; found out if not given.")
-    ] = "",
-    accelerator: Annotated[
-        str,
-        option(
-            _ENGINE,
-            "--accelerator",
-            "auto (cuda, else cpu), or one of Lightning Fabric's.",
-        ),
-    ] = "auto",
-    devices: Annotated[
-        int, option(_ENGINE, "--devices", "How many; each gets its part of every batch.", min=1)
-    ] = 1,
-    strategy: Annotated[
-        str, option(_ENGINE, "--strategy", "How devices work together, such as ddp.")
-    ] = "auto",
-    precision: Annotated[
-        str | None,
-        option(
-            _ENGINE,
-            "--precision",
-            "32-true, 64-true, 16-mixed or bf16-mixed; moments keep 32 bits.",
-        ),
-    ] = None,
-    checkpoint_minutes: Annotated[
-        float, option(_ENGINE, "--checkpoint-minutes", "Save this often within long epochs.")
-    ] = 5.0,
-    keep: Annotated[
-        str | None,
-        option(_ENGINE, "--keep", "Keep the weights after these epochs too, such as 1,2,5,10."),
-    ] = None,
+    accelerator: _Accelerator = "auto",
+    devices: _Devices = 1,
+    strategy: _Strategy = "auto",
+    checkpoint_minutes: _CheckpointMinutes = 5.0,
+    keep: _Keep = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -178,57 +81,17 @@ def train(
     - `covary train mnist --activation lif`
     - `covary train cifar10 --augment --devices 2 --strategy ddp`
     """
-    chosen = {
-        "hidden": common.numbers(hidden, int, "--hidden"),
-        "trunk": trunk,
-        "trunk_from": None if trunk_from is None else str(Path(trunk_from).resolve()),
-        "activation": activation,
-        "noise": common.numbers(noise, float, "--noise"),
-        "covariance": held_covariance,
-        "exact_width": exact_width,
-        "batch_norm": batch_norm,
-        "poisson": poisson,
-        "dropout": dropout,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "lr": lr,
-        "weight_decay": weight_decay,
-        "optimizer": optimizer,
-        "schedule": schedule,
-        "clip": clip,
-        "seed": seed,
-        "precision": precision,
-    }
-    if trunk_from is not None and trunk is None:
-        chosen["trunk"] = Run(trunk_from).config().model.trunk or None
     with common.wrong_use():
         kept = common.numbers(keep, int, "--keep") or ()
         if resume and overwrite:
             raise ValueError("--resume goes on with a run, --overwrite replaces it: choose one.")
-        is_table = DataConfig(name=data).is_table
-        if is_table and not target:
-            raise ValueError(f"Which column of {data} is to be predicted? Say --target NAME.")
-        if not is_table and not 0 <= split < max(1, describe(data).splits):
-            raise ValueError(f"{data} has splits 0 to {max(1, describe(data).splits) - 1}.")
-        data_config = DataConfig(
-            # Wherever the run is looked at from, this is the file that it means.
-            name=str(Path(data).resolve()) if is_table else data,
-            split=split,
-            validation=validation,
-            augment=augment,
-            limit=limit,
-            target=tuple(target or ()),
-            task=task,
-            test_fraction=test_fraction,
-            missing=missing,
-            categories=tuple(category or ()),
-            drop=tuple(drop or ()),
-            encoding=encoding,
-            delimiter=delimiter,
-        )
+        data_config = _data_config(data, chosen)
+    if chosen["trunk_from"] is not None:
+        chosen["trunk"] = chosen["trunk"] or Run(chosen["trunk_from"]).config().model.trunk or None
+        chosen["trunk_from"] = str(Path(chosen["trunk_from"]).resolve())
     dataset, schema = load_data(data_config, data_dir=data_dir, seed=seed)
     with common.wrong_use():
-        config = resolve(data_config, dataset, chosen)
+        config = resolve(data_config, dataset, {**chosen, "seed": seed})
         config.model.build()
         late = [epoch for epoch in kept if not 1 <= epoch <= config.training.epochs]
         if late:
@@ -239,14 +102,7 @@ def train(
         _show(config, as_json=as_json)
         return
     run = Run(out or Path("runs") / Path(data).name.split(".")[0])
-    widths = "-".join(map(str, config.model.widths))
-    watched = len(validation_rows(len(dataset.x), config)[0])
-    say(
-        f"{dataset.name} ({dataset.source}): {len(dataset.x) - watched:,} samples to train on, "
-        f"{watched:,} to watch training with, {len(dataset.x_test):,} to test on. "
-        f"{config.model.task.capitalize()} by a {config.model.activation} network {widths}"
-        f"{f' behind a {config.model.trunk} trunk' if config.model.trunk else ''}, into {run.path}."
-    )
+    say(_plan(config, dataset, run))
     if resume and run.checkpoint_path.exists():
         say("Going on from its last checkpoint.")
     history = train_run(
@@ -263,6 +119,39 @@ def train(
         keep=kept,
         display=Silent() if as_json else terminal_or_lines(common.voice),
     )
+    _show_trained(run, config, history, as_json=as_json)
+
+
+def _data_config(data: str, chosen: Chosen) -> DataConfig:
+    """The part of the configuration that says which data; a table must have a target."""
+    values = {
+        field.name: chosen.pop(field.name) for field in fields(DataConfig) if field.name in chosen
+    }
+    if not DataConfig(name=data).is_table:
+        splits = max(1, describe(data).splits)
+        if not 0 <= values["split"] < splits:
+            raise ValueError(f"{data} has splits 0 to {splits - 1}.")
+        return DataConfig(name=data, **values)
+    if not values["target"]:
+        raise ValueError(f"Which column of {data} is to be predicted? Say --target NAME.")
+    # Wherever the run is looked at from, this is the file that it means.
+    return DataConfig(name=str(Path(data).resolve()), **values)
+
+
+def _plan(config: RunConfig, dataset: Dataset, run: Run) -> str:
+    """What is going to be trained, on what and where to."""
+    widths = "-".join(map(str, config.model.widths))
+    watched = len(validation_rows(len(dataset.x), config)[0])
+    trunk = f" behind a {config.model.trunk} trunk" if config.model.trunk else ""
+    return (
+        f"{dataset.name} ({dataset.source}): {len(dataset.x) - watched:,} samples to train on, "
+        f"{watched:,} to watch training with, {len(dataset.x_test):,} to test on. "
+        f"{config.model.task.capitalize()} by a {config.model.activation} network {widths}{trunk}, "
+        f"into {run.path}."
+    )
+
+
+def _show_trained(run: Run, config: RunConfig, history: list[Any], *, as_json: bool) -> None:
     measured = fidelity_of(run.network()) if config.model.covariance == "tracked" else None
     if as_json:
         rows = None if measured is None else [row._asdict() for row in measured.rows]
@@ -281,4 +170,4 @@ def _show(config: RunConfig, *, as_json: bool) -> None:
     if as_json:
         common.show_json(asdict(config))
     else:
-        typer.echo(config.to_toml(), nl=False)
+        typer.echo(common.printable(config.to_toml()), nl=False)

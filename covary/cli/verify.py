@@ -13,6 +13,15 @@ from covary.runs import Run
 from covary.runs import verify as verify_run
 from covary.stochastic.statistics import GROUPS
 
+_Copies = Annotated[
+    int | None,
+    typer.Option(
+        "--copies",
+        min=2 * GROUPS,
+        help=f"Draws for each input, or spiking networks: a multiple of {GROUPS}.",
+        show_default="65536, or 64 that spike",
+    ),
+]
 _COLUMNS = {
     "mean": "mean",
     "variance": "variance",
@@ -25,15 +34,7 @@ _COLUMNS = {
 def verify(
     run: RunPath,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Test inputs.")] = 4,
-    copies: Annotated[
-        int | None,
-        typer.Option(
-            "--copies",
-            min=2 * GROUPS,
-            help=f"Draws for each input, or spiking networks: a multiple of {GROUPS}.",
-            show_default="65536, or 64 that spike",
-        ),
-    ] = None,
+    copies: _Copies = None,
     duration: Annotated[
         float | None,
         typer.Option(

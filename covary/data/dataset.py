@@ -1,14 +1,49 @@
-"""The value that every source of data gives: a training part and a test part, as tensors."""
+"""What all of this room uses: the data set as a value, its error, checks of files and libraries."""
 
 from __future__ import annotations
 
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
 
 class DataError(ValueError):
     """A problem with data or with the files that hold them; the message names the remedy."""
+
+
+def regular_file(path: Path) -> Path:
+    """The path, if a file is there that can be read to its end; else a ``DataError`` at once.
+
+    Reading a named pipe would wait for a writer, and reading a device might never end.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise DataError(f"There is no file {path}.") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}).") from error
+    if not stat.S_ISREG(mode):
+        kinds = {"directory": stat.S_ISDIR, "named pipe (FIFO)": stat.S_ISFIFO}
+        kind = next((kind for kind, fits in kinds.items() if fits(mode)), "device or a socket")
+        raise DataError(f"{path} is a {kind}, not a file; name a file, or put one in its place.")
+    return path
+
+
+@contextmanager
+def needed(library: str, purpose: str, extra: str) -> Iterator[None]:
+    """Around an import: say what the library is needed for and how to install it."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"{purpose} needs {library}: pip install 'covary[{extra}]'") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +75,15 @@ class Dataset:
     targets: tuple[str, ...] = ()
     source: str = ""
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, task: str, arrays: Sequence[npt.NDArray[Any]], *more: Any) -> Dataset:
+        """From arrays ``x, y, x_test, y_test``, and the remaining attributes in their order."""
+        # what was read may be a view of read-only bytes, and a tensor may be written to
+        x, y, x_test, y_test = (
+            torch.as_tensor(np.require(array, requirements=["C", "W"])) for array in arrays
+        )
+        return cls(name, task, x, y, x_test, y_test, *more)
 
     @property
     def is_image(self) -> bool:

@@ -1,36 +1,42 @@
-"""Fetching one file: checked, resumed where it was cut, and in place only when it is whole."""
+"""Fetching one file: checked, bounded in size and time, in place only when it is whole."""
 
 from __future__ import annotations
 
 import hashlib
-import logging
+import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from covary.data.dataset import DataError
+from covary.data.dataset import DataError, needed, regular_file
 from covary.data.locking import held
-from covary.data.optional import needed
 
 if TYPE_CHECKING:
     import requests
 
 Maker = Callable[[Sequence[Path], Path], None]
 
-RETRIES = 2
+TRIES = 3  # of each address
+PAUSE_SECONDS = 1.0
 CONNECT_AND_READ_SECONDS = (10, 60)
-CHUNK_BYTES = 1 << 14  # small, as the chunk that was under way is lost when a connection is cut
+CHUNK_BYTES = 1 << 14
+# A file may be 5 % and 64 kB larger than the catalogue says; one of unknown size at most 1 GB.
+MARGIN, MARGIN_BYTES, MOST_BYTES = 0.05, 1 << 16, 1 << 30
+# All tries together take no longer than a slow connection does.
+LEAST_BYTES_PER_SECOND, LEAST_SECONDS = 50_000, 300.0
 
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with regular_file(path).open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
@@ -44,6 +50,7 @@ class File:
         path: where it lies below the folder, e.g. ``mnist/t10k-labels-idx1-ubyte.gz``.
         sha256: what ``digest`` gives for the right file; None where the bytes are not known.
         urls: addresses of the same bytes, tried in turn.
+        size: in bytes, as far as it is known (0: not at all); a larger file is not fetched.
         digest: SHA-256 of the bytes, or of the values where the bytes may differ.
         made_from: files to fetch in its stead, from which ``make`` writes it.
         make: ``make(sources, path)``.
@@ -52,6 +59,7 @@ class File:
     path: str
     sha256: str | None
     urls: tuple[str, ...] = ()
+    size: int = 0
     digest: Callable[[Path], str] = file_sha256
     made_from: tuple[File, ...] = ()
     make: Maker | None = None
@@ -64,6 +72,20 @@ class File:
                 f"{self.sha256}; delete it, and fetch it again with `covary data fetch`."
             )
 
+    @property
+    def most_bytes(self) -> int:
+        """A download that is larger is given up."""
+        return round(self.size * (1 + MARGIN)) + MARGIN_BYTES if self.size else MOST_BYTES
+
+    @property
+    def most_seconds(self) -> float:
+        """A download that takes longer is given up, with all its tries."""
+        return LEAST_SECONDS + self.most_bytes / LEAST_BYTES_PER_SECOND
+
+
+class GaveUpError(DataError):
+    """A download that another try would not mend."""
+
 
 def fetch_file(file: File, folder: Path, *, progress: bool = True) -> Path:
     """Have ``folder / file.path``; a file that is there and right is left alone."""
@@ -72,17 +94,19 @@ def fetch_file(file: File, folder: Path, *, progress: bool = True) -> Path:
         return target
     try:
         # of several processes that miss the same file one fetches it
-        with held(target.parent, wait=True):
+        with held(target.parent, wait=True) as alone:
+            # where there are no locks, each has parts of its own
+            part = target.with_name(target.name + ("" if alone else f".{os.getpid()}") + ".part")
             if _is_right(file, target):
                 pass
             elif file.make:
-                _assemble(file, file.make, target, progress=progress)
+                _assemble(file, file.make, target, part, progress=progress)
             else:
-                _download(file, target, progress=progress)
+                _download(file, target, part, progress=progress)
     except OSError as error:
         raise DataError(
-            f"Cannot write {target} ({error.strerror or error}); choose another folder with "
-            "--data-dir."
+            f"Cannot write {target} ({error.strerror or error}); make room for it there, or choose "
+            "another folder with --data-dir."
         ) from error
     return target
 
@@ -91,6 +115,7 @@ def _is_right(file: File, target: Path) -> bool:
     """Whether it is there, and what it should be; else it is replaced, once there is another."""
     if not target.exists():
         return False
+    regular_file(target)
     try:
         file.check(target)
     except DataError:
@@ -98,9 +123,8 @@ def _is_right(file: File, target: Path) -> bool:
     return True
 
 
-def _assemble(file: File, make: Maker, target: Path, *, progress: bool) -> None:
+def _assemble(file: File, make: Maker, target: Path, workshop: Path, *, progress: bool) -> None:
     """Fetch what the file is made from into a folder beside it, make it, check it, move it."""
-    workshop = target.with_name(target.name + ".parts")
     sources = [fetch_file(source, workshop, progress=progress) for source in file.made_from]
     try:
         made = workshop / target.name
@@ -111,78 +135,108 @@ def _assemble(file: File, make: Maker, target: Path, *, progress: bool) -> None:
         shutil.rmtree(workshop)
 
 
-def _download(file: File, target: Path, *, progress: bool) -> None:
+def _download(file: File, target: Path, part: Path, *, progress: bool) -> None:
     """Try one address after the other; the part that one gave is continued at the next."""
-    with needed("pooch", "fetching data", "data"):
-        import pooch
+    with needed("requests", "fetching data", "data"):
         import requests
-    failures = []
-    for url in file.urls:
-        # pooch tries again where a try fails, and moves the file into place when its hash is right
-        store = pooch.create(
-            path=target.parent,
-            base_url="",
-            registry={target.name: file.sha256},
-            urls={target.name: url},
-            retry_if_failed=RETRIES,
-        )
+    if part.exists():
+        regular_file(part)
+    deadline = time.monotonic() + file.most_seconds
+    failures: dict[str, str] = {}
+    hopeless = set()
+    for url, attempt in product(file.urls, range(TRIES)):
+        if url in hopeless or time.monotonic() > deadline:
+            continue
+        if attempt:
+            time.sleep(PAUSE_SECONDS)
         try:
-            with _quiet(pooch.get_logger()):
-                store.fetch(target.name, downloader=Resuming(file, target, progress=progress))
+            _receive(file, url, part, deadline, progress=progress)
+            part.replace(target)
             return
         except DataError as error:
-            failures.append(str(error))
+            failures[url] = str(error)
+            if isinstance(error, GaveUpError):
+                hopeless.add(url)
         except requests.RequestException as error:
-            failures.append(f"{url} ({_reason(error)})")
+            failures[url] = f"{url} ({_reason(error)})"
     raise DataError(
-        f"Could not fetch {target.name}: {'; '.join(failures)}; try again later (a download that "
-        f"was cut is continued), put the file into {target.parent} by hand, or name a folder that "
-        "has it: --data-dir or $COVARY_DATA (data_dir= in Python)."
+        f"Could not fetch {target.name}: {'; '.join(failures.values())}; try again later (a "
+        f"download that was cut is continued), put the file into {target.parent} by hand, or name "
+        "a folder that has it: --data-dir or $COVARY_DATA (data_dir= in Python)."
     )
 
 
-class Resuming:
-    """A pooch downloader that keeps what has arrived in ``<file>.part`` and asks for the rest."""
+def _receive(file: File, url: str, part: Path, deadline: float, *, progress: bool) -> None:
+    """Have the whole file in ``part``, which keeps what arrived when a connection is cut."""
+    import requests
 
-    def __init__(self, file: File, target: Path, *, progress: bool) -> None:
-        self.file = file
-        self.part = target.with_name(target.name + ".part")
-        self.progress = progress
+    start = part.stat().st_size if part.exists() else 0
+    # no compression on the way: the bytes themselves are counted and hashed
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+    with requests.get(
+        url, headers=headers, stream=True, timeout=CONNECT_AND_READ_SECONDS
+    ) as response:
+        # 416: nothing is left to send, so the part is whole, or wrong, as its hash will tell
+        if response.status_code != 416:
+            response.raise_for_status()
+            # a server that ignores the range sends everything, with status 200
+            asked = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+            resumed = response.status_code == 206 and asked
+            if response.status_code == 206 and not resumed:
+                part.unlink(missing_ok=True)
+                raise DataError(f"{url} sent another part of the file than it was asked for")
+            _write(response, file, part, start if resumed else 0, deadline, progress=progress)
+    if file.sha256 and (got := file_sha256(part)) != file.sha256:
+        part.unlink()
+        raise DataError(
+            f"{url} gave a file with SHA-256 {got}, expected {file.sha256}, and it was deleted"
+        )
 
-    def __call__(self, url: str, output_file: str, pooch: Any) -> None:
-        """Fetch ``url`` into ``output_file``, which exists only when the content is right."""
-        import requests
 
-        start = self.part.stat().st_size if self.part.exists() else 0
-        # no compression on the way: the bytes themselves are counted and hashed
-        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
-        with requests.get(
-            url, headers=headers, stream=True, timeout=CONNECT_AND_READ_SECONDS
-        ) as response:
-            # 416: nothing is left to send, so the part is whole, or wrong, as its hash will tell
-            if response.status_code != 416:
-                response.raise_for_status()
-                self._write(response, start)
-        if self.file.sha256 and (got := file_sha256(self.part)) != self.file.sha256:
-            self.part.unlink()
-            raise DataError(
-                f"{url} gave a file with SHA-256 {got}, expected {self.file.sha256}, "
-                "and it was deleted"
-            )
-        self.part.replace(output_file)
+def _write(
+    response: requests.Response,
+    file: File,
+    part: Path,
+    done: int,
+    deadline: float,
+    *,
+    progress: bool,
+) -> None:
+    """Append what arrives to the part, as long as it stays within the limits."""
+    import requests
+    from urllib3.exceptions import HTTPError
 
-    def _write(self, response: requests.Response, start: int) -> None:
-        # a server that ignores the range sends everything, with status 200
-        resumed = response.status_code == 206
-        length = int(response.headers.get("Content-Length", 0))
-        done = start if resumed else 0
-        with (
-            self.part.open("ab" if resumed else "wb") as part,
-            _bar(self.part.stem, done, done + length, show=self.progress) as advance,
-        ):
-            for chunk in response.iter_content(CHUNK_BYTES):
-                part.write(chunk)
+    url, length = response.url, response.headers.get("Content-Length", "")
+    total = done + int(length) if length.isdecimal() else 0
+    _check_size(file, url, part, total)
+    # what has arrived at once, so that a server that hardly sends anything cannot hold us here
+    read = getattr(response.raw, "read1", response.raw.read)
+    with (
+        part.open("ab" if done else "wb") as output,
+        _bar(part.stem, done, total, show=progress) as advance,
+    ):
+        try:
+            while chunk := read(CHUNK_BYTES, decode_content=False):
+                done += len(chunk)
+                _check_size(file, url, part, done)
+                output.write(chunk)
                 advance(len(chunk))
+                if time.monotonic() > deadline:
+                    raise GaveUpError(
+                        f"{url} took longer than {file.most_seconds / 60:.0f} minutes for "
+                        f"{done / 1e6:.3g} MB"
+                    )
+        except HTTPError as error:
+            raise requests.exceptions.ChunkedEncodingError from error
+    if done < total:
+        raise requests.exceptions.ChunkedEncodingError
+
+
+def _check_size(file: File, url: str, part: Path, size: int) -> None:
+    if size > file.most_bytes:
+        part.unlink(missing_ok=True)
+        expected = f"{file.size / 1e6:.3g} MB" if file.size else "1 GB at most"
+        raise GaveUpError(f"{url} sends {size / 1e6:.3g} MB or more, expected {expected}")
 
 
 def _reason(error: requests.RequestException) -> str:
@@ -198,17 +252,6 @@ def _reason(error: requests.RequestException) -> str:
     if isinstance(error, requests.ConnectionError):
         return "no connection"
     return type(error).__name__
-
-
-@contextmanager
-def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """Without pooch's account of its doings."""
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 @contextmanager

@@ -1,13 +1,25 @@
-"""What the catalogue says of a named set, and of the files it can be found in."""
+"""What is known of a named set: its entry in the catalogue, and what readers of its files give."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from covary.data.dataset import Dataset
+import numpy.typing as npt
+
 from covary.data.download import File
-from covary.data.formats import Arrays
+
+Array = npt.NDArray[Any]
+
+
+class Arrays(NamedTuple):
+    """Training inputs and targets, then the same for testing."""
+
+    x: Array
+    y: Array
+    x_test: Array
+    y_test: Array
 
 
 @dataclass(frozen=True)
@@ -36,11 +48,11 @@ class Entry:
     title: str
     task: str
     size: str
-    licence: str
-    source: str
+    licence: str = "generated"
+    source: str = "generated from the seed"
     classes: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     splits: int = 0
     forms: tuple[Form, ...] = ()
-    make: Callable[[int], Dataset] | None = None
+    make: Callable[[int], Arrays] | None = None

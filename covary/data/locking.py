@@ -9,11 +9,11 @@ from pathlib import Path
 
 
 @contextmanager
-def held(folder: Path, *, wait: bool) -> Iterator[None]:
+def held(folder: Path, *, wait: bool) -> Iterator[bool]:
     """Keep other processes that ask for the same folder out of it, meanwhile.
 
     Nothing is left of it afterwards, however the process ends. Where the system has no such locks
-    (Windows, some network drives), nobody is kept out.
+    (Windows, some network drives), nobody is kept out, and the value is False.
 
     Args:
         folder: made if it is not there.
@@ -23,16 +23,17 @@ def held(folder: Path, *, wait: bool) -> Iterator[None]:
     try:
         import fcntl
     except ImportError:
-        yield
+        yield False
         return
     handle = os.open(folder, os.O_RDONLY)
+    locked = True
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise
         except OSError:
-            pass  # a file system without locks
-        yield
+            locked = False  # a file system without locks
+        yield locked
     finally:
         os.close(handle)

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from covary.data.dataset import DataError
+from covary.data.table_files import Gathered, Values, shortened
+
+Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,42 @@ class Column:
             encoded = (self.name,)
         return (*encoded, f"{self.name} missing") if self.indicator else encoded
 
+    @classmethod
+    def of(cls, column: Gathered, train: Rows, missing: str, notes: list[str]) -> Column:
+        """How a column is to be encoded, from its training rows."""
+        name = column.name
+        values = column.values[train]
+        absent = np.isnan(values)
+        present = values[~absent]
+        if not len(present) or (not absent.any() and (present == present[0]).all()):
+            how = "constant" if column.kind else "empty"
+            notes.append(f"column {name!r} is {how} and was left out")
+            return cls(name, "constant")
+        indicator = missing == "mean" and bool(absent.any())
+        if column.kind == "number":
+            return cls(name, "number", fill=float(present.mean()), indicator=indicator)
+        if {text.lower() for text in column.texts} <= {"true", "false"}:
+            codes = cls(name, "boolean").codes(column)[train]
+            return cls(name, "boolean", fill=float(np.nanmean(codes)), indicator=indicator)
+        values_of_it = "value" if len(column.texts) == 1 else "values"
+        notes.append(f"column {name!r} is a category of {len(column.texts)} {values_of_it}")
+        return cls(name, "category", tuple(sorted(column.texts)), indicator=indicator)
+
+    def codes(self, gathered: Gathered) -> Values:
+        """Numbers as they are; the place of each text among the categories; false 0 and true 1."""
+        if self.kind == "number":
+            return gathered.values
+        categories = ("false", "true") if self.kind == "boolean" else self.categories
+        places: dict[str, int] = {name: i for i, name in enumerate(categories)}
+        texts = [text.lower() if self.kind == "boolean" else text for text in gathered.texts]
+        if unseen := [text for text in texts if text not in places]:
+            raise DataError(
+                f"column {self.name!r} holds {shortened(map(repr, unseen), 3)}, none of the known "
+                f"categories {shortened(categories)}; correct it, or train again with such rows"
+            )
+        lookup = np.array([*(places[text] for text in texts), np.nan])
+        return lookup[np.where(np.isnan(gathered.values), -1, gathered.values).astype(np.int64)]
+
 
 @dataclass(frozen=True)
 class Schema:
@@ -61,18 +105,41 @@ class Schema:
         """Names of the columns of ``x``."""
         return tuple(feature for column in self.columns for feature in column.features)
 
+    def encode(self, columns: Mapping[str, Gathered], parts: Sequence[Rows]) -> list[Values]:
+        """The inputs ``(n, d)`` of each part, a part being numbers of rows."""
+        encoded = [np.empty((len(rows), len(self.features))) for rows in parts]
+        start = 0
+        for column in self.columns:
+            if column.kind == "constant":
+                continue
+            values = column.codes(columns[column.name])
+            for x, rows in zip(encoded, parts, strict=True):
+                taken = values[rows]
+                absent = np.isnan(taken)
+                if column.kind == "category":
+                    for i in range(len(column.categories)):
+                        x[:, start + i] = taken == i
+                else:
+                    x[:, start] = taken
+                    if column.fill is not None:
+                        x[absent, start] = column.fill
+                if column.indicator:
+                    x[:, start + len(column.features) - 1] = absent
+            start += len(column.features)
+        return encoded
+
+    def note_filled(self, columns: Mapping[str, Gathered], notes: list[str]) -> None:
+        """Tell of each column how many missing values were filled, and with what."""
+        for column in self.columns:
+            if self.missing != "mean" or column.kind == "constant":
+                continue
+            if count := np.count_nonzero(np.isnan(columns[column.name].values)):
+                how = "taken as no category" if column.fill is None else f"set to {column.fill:g}"
+                notes.append(f"column {column.name!r} has {count} missing values, {how}")
+
     def to_dict(self) -> dict[str, Any]:
         """Plain types, fit for JSON."""
-        columns = [
-            {**asdict(column), "categories": list(column.categories)} for column in self.columns
-        ]
-        return {
-            "columns": columns,
-            "task": self.task,
-            "targets": list(self.targets),
-            "classes": list(self.classes),
-            "missing": self.missing,
-        }
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Schema:

@@ -8,18 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
-
-from covary.data.catalogue import CATALOGUE
-from covary.data.dataset import DataError, Dataset
+from covary.data import built_in, images, uci
+from covary.data.dataset import DataError, Dataset, needed
 from covary.data.download import fetch_file
-from covary.data.entry import Entry, Form
-from covary.data.optional import needed
+from covary.data.entry import Arrays, Entry, Form
 
 Folder = str | os.PathLike[str]
 
 ENVIRONMENT_VARIABLE = "COVARY_DATA"
+CATALOGUE: dict[str, Entry] = {
+    entry.name: entry for entry in (*built_in.ENTRIES, *images.ENTRIES, *uci.ENTRIES)
+}
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def _find(entry: Entry, data_dir: Folder | None) -> tuple[Path, Form] | None:
     """The first folder that holds all files of one of the forms."""
     for folder in _folders(data_dir):
         for form in entry.forms:
-            if all((folder / file.path).is_file() for file in form.files):
+            if all((folder / file.path).exists() for file in form.files):
                 return folder, form
     return None
 
@@ -155,29 +154,18 @@ def load(
     if not 0 <= split < max(entry.splits, 1):
         raise DataError(f"{name} has splits 0 to {max(entry.splits, 1) - 1}, got split={split}.")
     if entry.make:
-        return entry.make(seed)
+        return _dataset(entry, entry.make(seed), "built in")
     folder, form = _find(entry, data_dir) or _missing(entry, data_dir, download=download)
     paths = [folder / file.path for file in form.files]
     for file, path in zip(form.files, paths, strict=True):
         file.check(path)
     arrays = form.read(paths, split) if entry.splits else form.read(paths)
-    # what was read may be a view of read-only bytes, and a tensor may be written to
-    x, y, x_test, y_test = (
-        torch.as_tensor(np.require(array, requirements=["C", "W"])) for array in arrays
-    )
-    return Dataset(
-        name=entry.name,
-        task=entry.task,
-        x=x,
-        y=y,
-        x_test=x_test,
-        y_test=y_test,
-        classes=entry.classes,
-        features=entry.features,
-        targets=entry.targets,
-        source=str(paths[0].parent),
-        notes=form.notes,
-    )
+    return _dataset(entry, arrays, str(paths[0].parent), form.notes)
+
+
+def _dataset(entry: Entry, arrays: Arrays, source: str, notes: tuple[str, ...] = ()) -> Dataset:
+    names = (entry.classes, entry.features, entry.targets)
+    return Dataset.of(entry.name, entry.task, arrays, *names, source, notes)
 
 
 def _missing(entry: Entry, data_dir: Folder | None, *, download: bool) -> tuple[Path, Form]:

@@ -1,4 +1,4 @@
-"""Tables on disk, csv and parquet, read in blocks of rows."""
+"""Tables on disk, csv and parquet: read in blocks of rows, gathered as columns of float64."""
 
 from __future__ import annotations
 
@@ -7,23 +7,40 @@ import gzip
 import io
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from covary.data.dataset import DataError
-from covary.data.optional import needed
+import numpy as np
+import numpy.typing as npt
+
+from covary.data.dataset import DataError, needed, regular_file
+
+Values = npt.NDArray[np.float64]
 
 BLOCK_BYTES = 1 << 20
 BLOCK_ROWS = 1 << 16
 DELIMITERS = ",;\t|"
+# what stands for a value that is not there
+MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
+NUMBER = r"^[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|(?i:inf|infinity|nan))$"
+
+
+def shortened(names: Iterable[str], most: int = 10) -> str:
+    """``"a, b, c"``; of many names the first ones alone, each cut at 60 characters."""
+    some = [name if len(name) <= 60 else f"{name[:59]}…" for name in islice(names, most + 1)]
+    return ", ".join([*some[:most], *(["..."] if len(some) > most else [])])
 
 
 class TableFile(Protocol):
-    """A file of named columns."""
+    """A file of named columns, of which ``refused`` cannot be read, by name and with the reason."""
 
     columns: list[str]
+    refused: dict[str, str]
 
     def blocks(self, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
         """The wanted columns, as pyarrow arrays, a block of rows at a time."""
@@ -38,9 +55,7 @@ def open_table(path: Path, *, encoding: str, delimiter: str | None) -> TableFile
         import pyarrow
     # Left to itself it listens to Ctrl-C while it reads, and may keep it to itself.
     pyarrow.enable_signal_handlers(False)
-    if not path.is_file():
-        raise DataError(f"There is no file {path}.")
-    with path.open("rb") as file:
+    with regular_file(path).open("rb") as file:
         head = file.read(4)
     if not head:
         raise DataError(f"{path} is empty.")
@@ -54,7 +69,7 @@ def _check_names(path: Path, names: list[str]) -> None:
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise DataError(
-            f"{path}: more than one column is called {', '.join(map(repr, repeated))}; "
+            f"{path}: more than one column is called {shortened(map(repr, repeated))}; "
             "give each its own name."
         )
 
@@ -74,9 +89,10 @@ class CsvTable:
         if not header:
             raise DataError(f"{path} is empty.")
         self.columns = [name.strip() or f"column {i}" for i, name in enumerate(header, start=1)]
+        self.refused: dict[str, str] = {}
         if all(_is_number(name) for name in self.columns):
             raise DataError(
-                f"{path}: the first line holds numbers alone ({', '.join(self.columns[:3])}, ...); "
+                f"{path}: the first line holds numbers alone ({shortened(self.columns, 3)}); "
                 "put a line with the names of the columns before it."
             )
 
@@ -133,13 +149,14 @@ class CsvTable:
                 raise DataError(f"{self.path}: line {reader.line_num}: {error}.") from error
 
     def _check_widths(self) -> None:
-        for line, row in self._rows():
-            if len(row) != len(self.columns):
-                raise DataError(
-                    f"{self.path}: line {line} has {len(row)} values, expected "
-                    f"{len(self.columns)} as in the header; correct the line, or the delimiter "
-                    f"{self.delimiter!r} with --delimiter."
-                )
+        wrong = ((line, row) for line, row in self._rows() if len(row) != len(self.columns))
+        for first, row in wrong:
+            others = shortened(f"line {line}" for line, _ in wrong)
+            raise DataError(
+                f"{self.path}: line {first} has {len(row)} values, expected {len(self.columns)} as "
+                f"in the header{others and f' (others that do not fit: {others})'}; correct the "
+                f"lines, or the delimiter {self.delimiter!r} with --delimiter."
+            )
 
     @contextmanager
     def _open(self) -> Iterator[TextIO]:
@@ -196,9 +213,16 @@ class ParquetTable:
 
         self.path = path
         try:
-            self.columns = [str(name) for name in parquet.read_schema(path).names]
+            schema = parquet.read_schema(path)
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{path} is not a readable parquet file ({error}).") from error
+        self.columns = [str(name) for name in schema.names]
+        self.refused = {
+            name: f"is of type {kind}, expected numbers, booleans or texts; convert it, or leave "
+            f"it out with --drop {name!r}"
+            for name, kind in zip(self.columns, schema.types, strict=True)
+            if _plain_type(kind) is None
+        }
 
     def blocks(self, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
         """The wanted columns as float64 or as texts, null where missing."""
@@ -208,26 +232,9 @@ class ParquetTable:
         try:
             with parquet.ParquetFile(self.path) as file:
                 for batch in file.iter_batches(BLOCK_ROWS, columns=list(wanted)):
-                    yield {name: self._plain(name, batch.column(name)) for name in wanted}
+                    yield {name: _plain(batch.column(name)) for name in wanted}
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{self.path} cannot be read ({error}).") from error
-
-    def _plain(self, name: str, array: Any) -> Any:
-        import pyarrow as pa
-
-        kind = array.type
-        if pa.types.is_dictionary(kind):
-            array, kind = array.dictionary_decode(), kind.value_type
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-            return array.cast(pa.float64(), safe=False)
-        if pa.types.is_boolean(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            return array.cast(pa.string())
-        if pa.types.is_null(kind):
-            return array.cast(pa.float64())
-        raise DataError(
-            f"{self.path}: column {name!r} is of type {kind}, expected numbers, booleans or "
-            f"texts; convert it, or leave it out with --drop {name!r}."
-        )
 
     def where(self, column: str, matches: Callable[[str], bool]) -> str:
         """The number of the row of the first value that matches, counted from 1."""
@@ -240,6 +247,28 @@ class ParquetTable:
         return "an unknown row"
 
 
+def _plain_type(kind: Any) -> Any:
+    """As what a column of a parquet file is read: float64, texts, or None for not at all."""
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        return pa.float64()
+    if types.is_boolean(kind) or types.is_string(kind) or types.is_large_string(kind):
+        return pa.string()
+    return pa.float64() if types.is_null(kind) else None
+
+
+def _plain(array: Any) -> Any:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    return array.cast(_plain_type(array.type), safe=False)
+
+
 def _is_number(text: str) -> bool:
     """Whether Python reads the text as a number."""
     try:
@@ -247,3 +276,110 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+@dataclass
+class Gathered:
+    """A column as it is read: numbers, or texts that are numbered as they come.
+
+    The first block with a value in it decides which: texts, if more than half of its values are no
+    numbers. Texts that then turn up among numbers are counted as strays.
+
+    Attributes:
+        name: of the column.
+        kind: ``"number"``, ``"text"``, or empty as long as nothing but missing values was seen.
+        limit: the largest number of different texts.
+        texts: the number of each text.
+        strays: how many texts there are among the numbers.
+        stray: the first of them.
+    """
+
+    name: str
+    kind: str = ""
+    limit: float = float("inf")
+    texts: dict[str, int] = field(default_factory=dict)
+    strays: int = 0
+    stray: str = ""
+    _chunks: list[Values] = field(default_factory=list)
+
+    @cached_property
+    def values(self) -> Values:
+        """All of the column ``(n,)``: numbers, or the numbers of texts; NaN where missing."""
+        chunks, self._chunks = self._chunks, []
+        return np.concatenate(chunks) if chunks else np.empty(0)
+
+    @property
+    def has_too_many_texts(self) -> bool:
+        """Whether there are more different texts than allowed; the rest is then passed over."""
+        return len(self.texts) > self.limit
+
+    def add(self, block: Any) -> None:
+        """Append a pyarrow array of float64 or of texts."""
+        import pyarrow as pa
+
+        if self.has_too_many_texts:
+            self._chunks.append(np.full(len(block), np.nan))
+        elif self.kind == "text":
+            self._add_texts(_without_missing(block.cast(pa.string())))
+        else:
+            try:
+                self._add_numbers(block.cast(pa.float64()))
+            except pa.ArrowInvalid:
+                self._add_mixture(_without_missing(block))
+
+    def _add_mixture(self, block: Any) -> None:
+        import pyarrow.compute as pc
+
+        is_number = pc.match_substring_regex(block, NUMBER)
+        texts = block.filter(pc.invert(is_number))
+        if not self.kind and 2 * len(texts) > len(block) - block.null_count:
+            self.kind = "text"
+            self._add_texts(block)
+            return
+        if len(texts):
+            self.stray = self.stray or texts[0].as_py()
+            self.strays += len(texts)
+        self._add_numbers(pc.if_else(is_number, block, None).cast("float64"))
+
+    def _add_numbers(self, block: Any) -> None:
+        # a copy, since pyarrow keeps the memory of blocks for the next ones
+        values = np.array(block.to_numpy(zero_copy_only=False))
+        if not self.kind and not np.isnan(values).all():
+            self.kind = "number"
+        self._chunks.append(values)
+
+    def _add_texts(self, block: Any) -> None:
+        encoded = block.dictionary_encode()
+        numbers = [
+            self.texts.setdefault(text, len(self.texts)) for text in encoded.dictionary.to_pylist()
+        ]
+        # the last place is where index -1 leads
+        lookup = np.array([*numbers, np.nan])
+        self._chunks.append(lookup[encoded.indices.fill_null(-1).to_numpy()])
+
+
+def _without_missing(block: Any) -> Any:
+    """Texts without spaces around them, null where they stand for nothing."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    trimmed = pc.utf8_trim_whitespace(block)
+    missing = pc.is_in(trimmed, value_set=pa.array(MISSING))
+    return pc.if_else(missing, pa.scalar(None, pa.string()), trimmed)
+
+
+def gather(
+    table: TableFile,
+    wanted: Collection[str],
+    *,
+    kinds: Mapping[str, str],
+    limits: Mapping[str, int],
+) -> dict[str, Gathered]:
+    """Read the wanted columns; ``kinds`` says what is known beforehand of some of them."""
+    columns = {
+        name: Gathered(name, kinds.get(name, ""), limits.get(name, float("inf"))) for name in wanted
+    }
+    for block in table.blocks(list(wanted)):
+        for name, values in block.items():
+            columns[name].add(values)
+    return columns

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from covary import models
+from covary import activations, models
+from covary.covariance import names as covariances
 from covary.nn import Flatten, Rescale, Standardize
 from covary.training import TrainingConfig
+from covary.training.config import option
 
 Section = TypeVar("Section")
 # What a table's columns are called and how they are coded is decided once, in training.
@@ -59,18 +61,48 @@ class DataConfig:
     """
 
     name: str
-    split: int = 0
-    validation: float = 0.1
-    augment: bool = False
-    limit: int = 0
-    target: tuple[str, ...] = ()
-    task: str = "auto"
-    test_fraction: float = 0.2
-    missing: str = "error"
-    categories: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    encoding: str = "utf-8"
-    delimiter: str = ""
+    split: int = field(default=0, metadata=option("Which of the published splits (UCI sets)."))
+    validation: float = field(
+        default=0.1,
+        metadata=option(
+            "Fraction of the training data to hold out: to watch training with, and to calibrate "
+            "on."
+        ),
+    )
+    augment: bool = field(
+        default=False, metadata=option("Random crop and horizontal flip of images.")
+    )
+    limit: int = field(
+        default=0, metadata=option("Use so many samples at most, of each part; 0: all.", min=0)
+    )
+    target: tuple[str, ...] = field(
+        default=(), metadata=option("Column to predict; repeat for several.", "Tables")
+    )
+    task: str = field(
+        default="auto", metadata=option("auto, classification or regression.", "Tables")
+    )
+    test_fraction: float = field(
+        default=0.2, metadata=option("Fraction of the rows to test on.", "Tables")
+    )
+    missing: str = field(
+        default="error",
+        metadata=option(
+            "Missing values: error, mean (fill in and mark) or drop (the row).", "Tables"
+        ),
+    )
+    categories: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "Column of numbers that are names; repeat for several.", "Tables", flag="--category"
+        ),
+    )
+    drop: tuple[str, ...] = field(
+        default=(), metadata=option("Column to leave out; repeat for several.", "Tables")
+    )
+    encoding: str = field(default="utf-8", metadata=option("How text is encoded.", "Tables"))
+    delimiter: str = field(
+        default="", metadata=option("What separates columns; found out if not given.", "Tables")
+    )
     sha256: str = ""
 
     def __post_init__(self) -> None:
@@ -126,16 +158,61 @@ class ModelConfig:
         outputs: how many classes or targets.
     """
 
-    hidden: tuple[int, ...]
-    trunk: str = ""
-    trunk_from: str = ""
-    activation: str = "relu"
-    noise: tuple[float, ...] = (0.2,)
-    covariance: str = "shared"
-    exact_width: int | None = None
-    batch_norm: bool = False
-    poisson: bool = False
-    dropout: float = 0.0
+    hidden: tuple[int, ...] = field(
+        metadata=option("Units of the hidden layers, such as 128,64,32.", "Network")
+    )
+    trunk: str = field(
+        default="",
+        metadata=option(
+            f"Ordinary layers before the first moments, for images: {', '.join(TRUNKS)}.",
+            "Network",
+        ),
+    )
+    trunk_from: str = field(
+        default="",
+        metadata=option(
+            "Take the trained trunk of the run in this folder, and train only what is behind it.",
+            "Network",
+        ),
+    )
+    activation: str = field(
+        default="relu", metadata=option(f"One of {', '.join(activations.names())}.", "Network")
+    )
+    noise: tuple[float, ...] = field(
+        default=(0.2,),
+        metadata=option(
+            "Sigma on the scaled input and on each hidden layer: one for all, or a list.",
+            "Network",
+        ),
+    )
+    covariance: str = field(
+        default="shared",
+        metadata=option(f"How it is held in training: {', '.join(covariances())}.", "Network"),
+    )
+    exact_width: int | None = field(
+        default=None,
+        metadata=option(
+            "With tracked covariances, in evaluation: layers of up to so many units have exact "
+            "variances. Not given: the least that is good enough.",
+            "Network",
+            min=0,
+        ),
+    )
+    batch_norm: bool = field(
+        default=False,
+        metadata=option(
+            "Normalise before each activation. Not given: for spiking neurons (lif) only.",
+            "Network",
+            flag="--batch-norm/--no-batch-norm",
+        ),
+    )
+    poisson: bool = field(
+        default=False,
+        metadata=option("Pixels are rates of spikes, whose variance is their mean.", "Network"),
+    )
+    dropout: float = field(
+        default=0.0, metadata=option("Probability of dropping a hidden unit.", "Network")
+    )
     task: str = "classification"
     input_shape: tuple[int, ...] = ()
     outputs: int = 0
@@ -205,7 +282,12 @@ class RunConfig:
     data: DataConfig
     model: ModelConfig
     training: TrainingConfig
-    precision: str = "32-true"
+    precision: str = field(
+        default="32-true",
+        metadata=option(
+            f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}; moments keep 32 bits.", "Devices"
+        ),
+    )
 
     def __post_init__(self) -> None:
         _check_choice("precision", self.precision, PRECISIONS)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from covary import activations
 from covary.activations.neuron import LIF
-from covary.data.optional import needed
+from covary.data.dataset import needed
 from covary.nn import Activation, Flatten, Lift, Linear, Noise
 from covary.stochastic.chain import Chain, Stage
 from covary.stochastic.spiking import layers_of_neurons, neuron_of

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +17,14 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 SCHEDULES = ("constant", "cooldown", "cosine", "one-cycle")
 # The last part of the steps, in which a cooldown takes the learning rate down.
 _COOLDOWN = 0.1
+
+
+def option(help_text: str, panel: str = "Training", **more: Any) -> Mapping[str, Any]:
+    """Metadata of a field that is an option of the command line: its explanation and heading.
+
+    ``more`` may have ``flag``, how the option is called if not as the field, and ``min``.
+    """
+    return {"help": help_text, "panel": panel, **more}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +44,16 @@ class TrainingConfig:
         seed: decides the order of the samples.
     """
 
-    epochs: int = 20
-    batch_size: int = 128
-    lr: float = 5e-4
-    weight_decay: float = 1e-4
-    optimizer: str = "adam"
-    schedule: str = "constant"
-    clip: float = 0.0
+    epochs: int = field(default=20, metadata=option("Passes over the training data."))
+    batch_size: int = field(default=128, metadata=option("Samples in a step, over all devices."))
+    lr: float = field(default=5e-4, metadata=option("Learning rate, at its highest."))
+    weight_decay: float = field(default=1e-4, metadata=option("Weight decay."))
+    optimizer: str = field(default="adam", metadata=option(f"{' or '.join(OPTIMIZERS)}."))
+    schedule: str = field(
+        default="constant",
+        metadata=option(f"{', '.join(SCHEDULES[:-1])} or {SCHEDULES[-1]}."),
+    )
+    clip: float = field(default=0.0, metadata=option("Largest norm of the gradient; 0 for any."))
     seed: int = 0
 
     def __post_init__(self) -> None:
