@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import covary
+from covary.uncertainty import scores
 
 KINDS = ("full", "diagonal", "tracked", "shared")
 
@@ -117,3 +118,14 @@ def test_layers_with_other_needs_name_the_remedy():
         covary.nn.BatchNorm1d(3)(rows)
     with pytest.raises(ValueError, match=r"x\[None\]"):
         covary.nn.Lift(0.1)(torch.zeros(3))
+
+
+def test_scores_of_the_covariance_are_of_all_rows_and_those_of_classes_are_refused():
+    out = network("full").eval()(torch.randn(3, 3, 5, dtype=torch.float64))
+    matrix = out.covariance_matrix
+    torch.testing.assert_close(scores.trace(out), matrix.diagonal(dim1=1, dim2=2).sum(-1))
+    torch.testing.assert_close(scores.largest_eigenvalue(out), torch.linalg.eigvalsh(matrix)[:, -1])
+    torch.testing.assert_close(scores.entropy(out), out.entropy())
+    for score in (scores.max_softmax, scores.expected_max, scores.margin, scores.energy):
+        with pytest.raises(ValueError, match=r"shape \(3, 3, 3\)\. .*out\.project"):
+            score(out)

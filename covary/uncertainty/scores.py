@@ -61,7 +61,8 @@ def trace(moments: Moments) -> Tensor:
 @_score("covariance", "variance along the direction that has most", r"$\lambda_1(C)$")
 def largest_eigenvalue(moments: Moments) -> Tensor:
     """(B,) variance along the direction that has most of it. Sees no mean."""
-    matrix = _checked(moments).cov.dense()
+    moments = _checked(moments)
+    matrix = moments.cov.dense()
     finite = torch.isfinite(matrix).all(-1).all(-1)
     # A decomposition refuses a whole batch for one NaN in it, and some matrices in float32.
     safe = torch.where(finite[..., None, None], matrix, 0.0).double()
@@ -281,12 +282,17 @@ def _checked(moments: Moments) -> Moments:
             f"Scores take Moments and got {type(moments).__name__}. Pass what the network gives, "
             "or wrap a mean: Moments(mean, Diagonal(torch.zeros_like(mean)))."
         )
-    return moments
+    return Moments(moments.flat_mean, moments.cov)
 
 
 def _logits(moments: Moments, score: str) -> Tensor:
     """The means (..., n) in float64, of at least two classes."""
     mean = _checked(moments).mean
+    if len(moments.event_shape) > 1:
+        raise ValueError(
+            f"{score} takes outputs for logits, a number for each class, and got Moments of shape "
+            f"{tuple(moments.mean.shape)}. Take the classes of one place: out.project(rows)."
+        )
     if mean.shape[-1] < 2:
         raise ValueError(
             f"{score} compares classes and got {mean.shape[-1]} output(s). Scores for any output "
