@@ -51,7 +51,7 @@ def trained(activation: str, covariance: str, seed: int, dataset: Dataset) -> Ru
         }
         config = resolve(DataConfig(name="mnist"), dataset, chosen)
         print(f"training {run.path.relative_to(results.ROOT)}", flush=True)
-        runs.train(config, dataset, run, resume=run.exists(), display=terminal_or_lines(Console()))
+        runs.train(config, dataset, run, existing="resume", display=terminal_or_lines(Console()))
     return run
 
 

@@ -48,7 +48,7 @@ def trained(name: str) -> Run:
         dataset, _ = load_data(data, data_dir=None, seed=0)
         config = resolve(data, dataset, {"activation": "lif"} | NETWORKS[name])
         display = terminal_or_lines(Console())
-        train(config, dataset, run, resume=run.exists(), display=display)
+        train(config, dataset, run, existing="resume", display=display)
     return run
 
 

@@ -43,7 +43,7 @@ def trained(name: str, folder: str, **chosen: Any) -> Run:
         data = DataConfig(name=name)
         dataset, _ = load_data(data)
         display = terminal_or_lines(Console())
-        train(resolve(data, dataset, chosen), dataset, run, resume=run.exists(), display=display)
+        train(resolve(data, dataset, chosen), dataset, run, existing="resume", display=display)
     return run
 
 

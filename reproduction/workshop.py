@@ -118,8 +118,8 @@ class Workshop:
                 config,
                 dataset,
                 run,
-                resume=True,
-                overwrite=same and not begun,  # cut short before there was anything to keep
+                # Cut short before there was anything to keep, it is begun anew.
+                existing="overwrite" if same and not begun else "resume",
                 keep=network.keep,
                 display=self.display(),
             )

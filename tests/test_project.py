@@ -31,7 +31,7 @@ AROUND = {"reproduction", "benchmarks", "examples", "tests"}
 
 # Lower rooms know nothing of higher ones; rooms of one floor know nothing of each other.
 LIBRARY = [
-    {"settings", "linalg"},
+    {"settings", "linalg", "files"},
     {"covariance", "activations"},
     {"moments"},
     {"nn"},

@@ -202,8 +202,8 @@ def test_a_folder_with_a_run_is_not_touched_unasked(classifier):
         train(config, dataset, classifier)
     other = replace(config, training=replace(config.training, lr=0.5))
     with pytest.raises(RunError, match=r"training\.lr: 0\.5, not 0\.002"):
-        train(other, dataset, classifier, resume=True)
-    assert train(config, dataset, classifier, resume=True) == []
+        train(other, dataset, classifier, existing="resume")
+    assert train(config, dataset, classifier, existing="resume") == []
     assert classifier.model_path.read_bytes() == before
 
 
@@ -213,7 +213,7 @@ def test_a_folder_is_trained_into_by_one_process_at_a_time(classifier):
         classifier.held_for_training(),
         pytest.raises(RunError, match="being trained by another process"),
     ):
-        train(classifier.config(), dataset, classifier, overwrite=True)
+        train(classifier.config(), dataset, classifier, existing="overwrite")
     assert classifier.model_path.exists()
 
 
@@ -221,9 +221,9 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     dataset, _ = load_data(DataConfig(name="digits"))
     config = resolve(DataConfig(name="digits"), dataset, QUICK)
-    for overwrite in (False, True):
+    for existing in ("refuse", "resume", "overwrite"):
         with pytest.raises(RunError, match="not empty and holds no run"):
-            train(config, dataset, Run(tmp_path), overwrite=overwrite)
+            train(config, dataset, Run(tmp_path), existing=existing)
 
 
 @pytest.mark.parametrize("covariance", ["shared", "tracked"])
@@ -231,7 +231,7 @@ def test_more_epochs_of_a_run_equal_a_longer_run(tmp_path, covariance):
     short = trained(tmp_path / "short", "two-moons", epochs=2, covariance=covariance)
     long = trained(tmp_path / "long", "two-moons", epochs=4, covariance=covariance)
     dataset, _ = load_data(DataConfig(name="two-moons"))
-    train(long.config(), dataset, short, resume=True)
+    train(long.config(), dataset, short, existing="resume")
     assert short.model_path.read_bytes() == long.model_path.read_bytes()
     assert short.metrics_path.read_text().count("\n") == 4
 
@@ -306,7 +306,7 @@ def test_a_table_that_changed_is_refused(tmp_path):
         evaluate(run)
     grown, _ = load_data(config)
     with pytest.raises(RunError, match=r"data\.sha256"):
-        train(resolve(config, grown, QUICK), grown, run, resume=True)
+        train(resolve(config, grown, QUICK), grown, run, existing="resume")
 
 
 def test_overwriting_leaves_nothing_of_the_run_before(tmp_path):
@@ -316,9 +316,9 @@ def test_overwriting_leaves_nothing_of_the_run_before(tmp_path):
     (run.path / "mine.txt").write_text("kept")
     dataset, _ = load_data(DataConfig(name="two-moons"))
     more = resolve(DataConfig(name="two-moons"), dataset, QUICK | {"epochs": 2})
-    train(more, dataset, run, resume=True)
+    train(more, dataset, run, existing="resume")
     assert not run.evaluation_is_current()
-    train(more, dataset, run, overwrite=True)
+    train(more, dataset, run, existing="overwrite")
     assert not run.evaluation_path.exists()
     assert (run.path / "mine.txt").read_text() == "kept"
 
@@ -328,7 +328,7 @@ def test_a_run_is_never_resumed_to_fewer_epochs(tmp_path):
     dataset, _ = load_data(DataConfig(name="two-moons"))
     fewer = resolve(DataConfig(name="two-moons"), dataset, QUICK | {"epochs": 2})
     with pytest.raises(RunError, match=r"training\.epochs: 2, not 3"):
-        train(fewer, dataset, run, resume=True)
+        train(fewer, dataset, run, existing="resume")
 
 
 def test_a_run_that_was_stopped_can_be_looked_at(tmp_path):
@@ -372,3 +372,52 @@ def test_equally_confident_samples_are_told_apart():
 
 def test_layer_names():
     assert layer_names(covary.mlp([3, 4, 5, 2])) == ["activation1", "activation2", "linear3"]
+
+
+def _files(run: Run) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("epochs", [2, 4])
+def test_a_finished_run_without_its_checkpoint_is_left_alone(tmp_path, epochs):
+    run = trained(tmp_path / "run", "two-moons", epochs=2)
+    run.checkpoint_path.unlink()
+    before = _files(run)
+    dataset, _ = load_data(DataConfig(name="two-moons"))
+    config = resolve(DataConfig(name="two-moons"), dataset, QUICK | {"epochs": epochs})
+    with pytest.raises(RunError, match=r"checkpoint\.safetensors.* is not there.*--overwrite"):
+        train(config, dataset, run, existing="resume")
+    assert _files(run) == before
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[: len(content) // 2],
+        lambda content: b"",
+        lambda content: content.replace(b'"position"', b'"positron"'),
+        lambda content: content.replace(b"random/cpu", b"random/gpu"),
+        lambda content: content.replace(b"optimizer/", b"optimiser/", 1),
+        lambda content: content.replace(b"exp_avg_sq", b"exp_avg/sq", 1),
+        lambda content: content.replace(b"objective/net.linear1", b"objective/net.linear9"),
+    ],
+)
+def test_a_damaged_checkpoint_costs_nothing_else(tmp_path, damage):
+    run = trained(tmp_path / "run", "two-moons", epochs=2)
+    run.checkpoint_path.write_bytes(damage(run.checkpoint_path.read_bytes()))
+    before = _files(run)
+    dataset, _ = load_data(DataConfig(name="two-moons"))
+    config = resolve(DataConfig(name="two-moons"), dataset, QUICK | {"epochs": 4})
+    with pytest.raises(ValueError, match=r"checkpoint\.safetensors"):
+        train(config, dataset, run, existing="resume")
+    assert _files(run) == before
+
+
+def test_what_cannot_be_built_replaces_nothing(tmp_path):
+    run = trained(tmp_path / "run", "two-moons", epochs=1)
+    before = _files(run)
+    dataset, _ = load_data(DataConfig(name="two-moons"))
+    config = resolve(DataConfig(name="two-moons"), dataset, QUICK | {"hidden": (3, -1)})
+    with pytest.raises((ValueError, RuntimeError)):
+        train(config, dataset, run, existing="overwrite")
+    assert _files(run) == before

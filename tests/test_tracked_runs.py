@@ -100,20 +100,29 @@ def test_a_run_that_was_cut_within_an_epoch_ends_alike(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(config, dataset, cut, checkpoint_minutes=0, display=Cut(10))
     assert not cut.model_path.exists()
-    train(config, dataset, cut, resume=True)
+    train(config, dataset, cut, existing="resume")
     assert cut.model_path.read_bytes() == whole.model_path.read_bytes()
 
 
-def test_weights_of_an_unfinished_run_are_those_of_its_checkpoint(tmp_path):
-    """Not those that it had when it was finished before, with fewer epochs."""
+def test_a_finished_run_stays_as_it_is_until_more_epochs_are_done(tmp_path):
     run = trained(tmp_path / "run", covariance="tracked", epochs=1)
-    before = run.network().state_dict()
+    kept = {path: path.read_bytes() for path in (run.model_path, run.config_path)}
     more, dataset = configured("digits", covariance="tracked", epochs=3)
     with pytest.raises(KeyboardInterrupt):
-        train(more, dataset, run, resume=True, checkpoint_minutes=0, display=Cut(5))
-    assert not run.model_path.exists()
+        train(more, dataset, run, existing="resume", checkpoint_minutes=0, display=Cut(5))
+    assert {path: path.read_bytes() for path in kept} == kept
+    train(more, dataset, run, existing="resume")
+    long = trained(tmp_path / "long", covariance="tracked", epochs=3)
+    assert run.model_path.read_bytes() == long.model_path.read_bytes()
+    assert run.config_path.read_bytes() == long.config_path.read_bytes()
+
+
+def test_weights_of_an_unfinished_run_are_those_of_its_checkpoint(tmp_path):
+    run = Run(tmp_path / "run")
+    config, dataset = configured("digits", covariance="tracked", epochs=3)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, dataset, run, checkpoint_minutes=0, display=Cut(5))
     now = run.network().state_dict()
-    assert not torch.equal(now["linear1.weight"], before["linear1.weight"])
     stored = load_file(run.checkpoint_path)
     assert torch.equal(now["linear1.weight"], stored["objective/net.linear1.weight"])
     evaluation = evaluate(run)
@@ -126,7 +135,7 @@ def test_a_finished_run_without_its_model_gets_it_back(tracked, tmp_path):
     for path in (tracked.config_path, tracked.checkpoint_path):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     dataset, _ = load_data(DataConfig(name="digits"))
-    assert train(tracked.config(), dataset, copy, resume=True) == []
+    assert train(tracked.config(), dataset, copy, existing="resume") == []
     assert copy.model_path.read_bytes() == tracked.model_path.read_bytes()
 
 
@@ -172,7 +181,7 @@ def test_tracking_is_measured_when_it_is_first_asked_for(shared):
     assert again["parts"] == first["parts"]
     # Nothing is left to train, so what was measured stays.
     dataset, _ = load_data(DataConfig(name="digits"))
-    assert train(shared.config(), dataset, shared, resume=True) == []
+    assert train(shared.config(), dataset, shared, existing="resume") == []
     assert fidelity_of(shared.network()) is not None
 
 

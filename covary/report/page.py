@@ -15,6 +15,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from covary.files import write_atomically
 from covary.report import (
     figures,
     figures_attack,
@@ -53,11 +54,10 @@ def write(results: Results, target: Path) -> Path:
     attacks = _attacks(results)
     static = _static_curves(results, found)
     html = _render(results, found, sections, fidelity, verification, attacks, static)
-    target.parent.mkdir(parents=True, exist_ok=True)
     shown = [*sections, *(section for section in (fidelity, verification, attacks) if section)]
     for drawing in (*static, *(drawing for section in shown for drawing in section.drawings)):
         save(drawing, target.parent / "figures")
-    target.write_text(html, encoding="utf-8")
+    write_atomically(target, html.encode())
     return target
 
 

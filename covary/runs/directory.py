@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import hashlib
-import io
-import json
 import platform
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from covary.data import Schema
 from covary.data.locking import held
+from covary.files import (
+    read_json,
+    write_arrays,
+    write_json,
+    write_tensors,
+)
+from covary.files import read_tensors as read
 from covary.nn import Noisy
 from covary.runs.config import RunConfig
-from covary.training.checkpoint import read, snapshot_path, write_atomically
+from covary.training.checkpoint import load_weights, position_in, snapshot_path
 
 _LIBRARIES = ("covary", "torch", "numpy", "lightning-fabric", "safetensors")
 # They change how a covariance is found, not what the network is.
@@ -129,7 +133,7 @@ class Run:
         path = self.path / "schema.json"
         if not path.exists():
             return None
-        return Schema.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        return Schema.from_dict(read_json(path))
 
     def network(self, epoch: int | None = None) -> nn.Sequential:
         """The network, in evaluation mode: raw inputs in, raw outputs out.
@@ -159,10 +163,7 @@ class Run:
             for name, value in tensors.items()
             if name.startswith(prefix)
         }
-        try:
-            net.load_state_dict(found)
-        except RuntimeError as error:
-            raise RunError(f"{path} does not fit {self.config_path}: {error}") from error
+        load_weights(net, found, path)
         return net.eval()
 
     def kept_epochs(self) -> list[int]:
@@ -175,12 +176,12 @@ class Run:
         if not self.checkpoint_path.exists():
             return 0
         _, metadata = read(self.checkpoint_path)
-        return int(json.loads(metadata["position"])["epoch"])
+        return position_in(metadata, self.checkpoint_path).epoch
 
     def clear(self) -> None:
         """Remove all that a run has made here, and nothing else."""
-        for name in _FILES:
-            (self.path / name).unlink(missing_ok=True)
+        for path in [*(self.path / name for name in _FILES), *self.path.glob(".*.unfinished")]:
+            path.unlink(missing_ok=True)
         for folder in ("tensorboard", "figures", "epochs"):
             shutil.rmtree(self.path / folder, ignore_errors=True)
 
@@ -201,12 +202,12 @@ class Run:
         """Whether the evaluation in the folder is of the weights in the folder."""
         if not self.evaluation_path.exists():
             return False
-        evaluation = json.loads(self.evaluation_path.read_text(encoding="utf-8"))
+        evaluation = read_json(self.evaluation_path)
         return bool(evaluation.get("weights") == weights_digest(self.network()))
 
     def save_network(self, net: nn.Module) -> None:
         """Write the weights, whole or not at all."""
-        self._write_model(net.state_dict())
+        write_tensors(self.model_path, net.state_dict())
 
     def save_tracking(self, net: nn.Module) -> bool:
         """Add what ``covary.track`` measured to the weights, if training is finished."""
@@ -214,25 +215,17 @@ class Run:
             return False
         weights, _ = read(self.model_path)
         state = net.state_dict()
-        self._write_model(weights | {name: state[name] for name in state if _is_tracking(name)})
+        tracking = {name: state[name] for name in state if _is_tracking(name)}
+        write_tensors(self.model_path, weights | tracking)
         return True
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write a file of JSON, whole or not at all."""
-        text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-        write_atomically(self.path / name, text.encode())
+        write_json(self.path / name, content)
 
     def write_arrays(self, name: str, arrays: dict[str, Any]) -> None:
         """Write arrays as compressed ``.npz``, whole or not at all."""
-        packed = io.BytesIO()
-        np.savez_compressed(packed, **arrays)
-        write_atomically(self.path / name, packed.getvalue())
-
-    def _write_model(self, tensors: Mapping[str, Tensor]) -> None:
-        from safetensors.torch import save
-
-        whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        write_atomically(self.model_path, save(whole))
+        write_arrays(self.path / name, arrays)
 
 
 def _is_tracking(name: str) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from covary.convert import Converted
+from covary.files import FileError, read_tensors, write_tensors
 from covary.nn import Lift
 from covary.uncertainty.features import FEATURES, check_features, log_margin, mean_of
 
@@ -106,13 +107,8 @@ class FittedScore(nn.Module):
 
     def save(self, path: Path | str, **about: str) -> None:
         """Write it as safetensors, whole or not at all."""
-        from safetensors.torch import save
-
         metadata = {"format": _FORMAT, "features": self.features, "samples": str(self.samples)}
-        data = save(dict(self.state_dict()), metadata=metadata | {"about": json.dumps(about)})
-        part = Path(f"{path}.part")
-        part.write_bytes(data)
-        part.replace(path)
+        write_tensors(Path(path), self.state_dict(), metadata | {"about": json.dumps(about)})
 
     @classmethod
     def load(cls, path: Path | str) -> FittedScore:
@@ -122,20 +118,21 @@ class FittedScore(nn.Module):
     @classmethod
     def load_with(cls, path: Path | str) -> tuple[FittedScore, dict[str, str]]:
         """The score, and what was said about it when it was saved."""
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(str(path), "pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(f"{path} is no safetensors file: {error}.") from error
+        tensors, metadata = read_tensors(Path(path))
         if metadata.get("format") != _FORMAT:
-            raise ValueError(f"{path} holds no fitted score.")
-        classes, width = tensors["means"].shape
-        score = cls(metadata["features"], classes, width, int(metadata["samples"]))
-        score.load_state_dict(tensors)
-        return score, json.loads(metadata["about"])
+            raise FileError(f"{path} holds no fitted score.")
+        try:
+            classes, width = tensors["means"].shape
+            score = cls(metadata["features"], classes, width, int(metadata["samples"]))
+            score.load_state_dict(tensors)
+            about: dict[str, str] = json.loads(metadata["about"])
+        except (KeyError, ValueError, TypeError, RuntimeError) as error:
+            problem = " ".join(str(error).split())
+            raise FileError(f"{path} is not as a fitted score is saved: {problem}.") from error
+        broken = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
+        if broken:
+            raise FileError(f"{path} is damaged: {broken[0]} has numbers that are not finite.")
+        return score, about
 
 
 @torch.no_grad()

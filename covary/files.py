@@ -1,0 +1,151 @@
+"""Files that are written whole or not at all, and read with errors that name them.
+
+Every file that covary keeps goes through here: text, JSON, arrays (npz) and tensors (safetensors).
+Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+
+class FileError(ValueError):
+    """A file that cannot be read, or does not hold what it should. The message names it."""
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file in one step: whoever looks, at any moment, sees the old or the new one."""
+    # Of this process alone: another may be writing the same file.
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with unfinished.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        # The new name has to reach the disk too.
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        # "No space left on device" alone does not say where.
+        raise type(error)(error.errno, error.strerror, str(path)) from error
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON; NaN and infinity become null."""
+    text = json.dumps(without_nan(content), indent=1, allow_nan=False, ensure_ascii=False)
+    write_atomically(path, (text + "\n").encode())
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays as compressed ``.npz``."""
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **arrays)
+    write_atomically(path, packed.getvalue())
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors, and texts beside them, as safetensors."""
+    from safetensors.torch import save
+
+    whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    write_atomically(path, save(whole, metadata=None if metadata is None else dict(metadata)))
+
+
+def read_bytes(path: Path) -> bytes:
+    """All of a file."""
+    check_is_file(path)
+    return path.read_bytes()
+
+
+def read_text(path: Path) -> str:
+    """All of a file of text, in UTF-8."""
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path} is not text in UTF-8: {error}.") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a file of JSON holds; NaN and infinity, which JSON does not have, as None."""
+    try:
+        content = json.loads(read_text(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise FileError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise FileError(f"{path} holds {kind_of(content)} where an object is expected.")
+    found: dict[str, Any] = without_nan(content)
+    return found
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of an ``.npz`` file."""
+    try:
+        with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as stored:
+            return {key: stored[key] for key in stored.files}
+    except (FileError, MemoryError):
+        raise
+    except Exception as error:  # damaged archives raise errors of a dozen kinds
+        raise FileError(f"{path} is not a readable npz file: {error}.") from error
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file."""
+    from safetensors import SafetensorError, safe_open
+
+    check_is_file(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, file.metadata() or {}
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
+        raise FileError(f"{path} is not a readable safetensors file: {error}.") from error
+
+
+def check_is_file(path: Path) -> None:
+    """Refuse what is no ordinary file: reading a named pipe would wait forever."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise FileError(f"{path} is not there.") from None
+    if stat.S_ISREG(mode):
+        return
+    names = {stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a named pipe"}
+    found = next((name for is_kind, name in names.items() if is_kind(mode)), "something else")
+    raise FileError(f"{path} is {found}, where a file is expected.")
+
+
+def kind_of(value: Any) -> str:
+    """What a value of JSON is, in words."""
+    kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return "a number"
+    return "null" if value is None else kinds.get(type(value), type(value).__name__)
+
+
+def without_nan(value: Any) -> Any:
+    """NaN and infinity as None, within dictionaries and lists too: JSON has no word for them."""
+    if isinstance(value, Mapping):
+        return {key: without_nan(some) for key, some in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(some) for some in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
