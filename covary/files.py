@@ -44,6 +44,8 @@ def write_atomically(path: Path, content: bytes) -> None:
         finally:
             os.close(folder)
     except OSError as error:
+        if error.errno is None:
+            raise
         # "No space left on device" alone does not say where.
         raise type(error)(error.errno, error.strerror, str(path)) from error
 

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from covary import files
 from covary.files import FileError
 from covary.runs.records import Record, decoded, to_json
 
-ORIGIN = {
+ORIGIN: dict[str, Any] = {
     "command": "covary evaluate runs/x",
     "versions": {"torch": "2"},
     "git_commit": None,

@@ -15,7 +15,7 @@ from covary.cli.options import NETWORK, TRAINING, option
 from covary.data import describe
 from covary.runs import DataConfig, Run, RunConfig
 from covary.runs.samples import load_data, validation_rows
-from covary.runs.tracking import fidelity_of, summary
+from covary.runs.tracking import summary
 from covary.runs.training import resolve
 from covary.runs.training import train as train_run
 from covary.training import Silent, terminal_or_lines
@@ -200,7 +200,7 @@ def train(
         "precision": precision,
     }
     if trunk_from is not None and trunk is None:
-        chosen["trunk"] = Run(trunk_from).config().model.trunk or None
+        chosen["trunk"] = Run(trunk_from).config.model.trunk or None
     with common.wrong_use():
         kept = common.numbers(keep, int, "--keep") or ()
         if resume and overwrite:
@@ -262,7 +262,7 @@ def train(
         keep=kept,
         display=Silent() if as_json else terminal_or_lines(common.voice),
     )
-    measured = fidelity_of(run.network()) if config.model.covariance == "tracked" else None
+    measured = run.tracking if config.model.covariance == "tracked" else None
     if as_json:
         rows = None if measured is None else [row._asdict() for row in measured.rows]
         result = {"run": str(run.path), "config": asdict(config), "epochs": history}

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+_KINDS = ("number", "boolean", "category", "constant")
+
 
 @dataclass(frozen=True)
 class Column:
@@ -25,6 +27,10 @@ class Column:
     categories: tuple[str, ...] = ()
     fill: float | None = None
     indicator: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise ValueError(f"column {self.name!r} is of kind {self.kind!r}, none of {_KINDS}")
 
     @property
     def features(self) -> tuple[str, ...]:

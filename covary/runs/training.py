@@ -113,7 +113,7 @@ def prepare(run: Run, config: RunConfig, existing: Existing) -> None:
 
 def _check_resumable(run: Run, config: RunConfig) -> None:
     """Whether a run can be gone on with, to the end that the configuration has."""
-    before = run.config()
+    before = run.config
     differences = config.differences(before)
     more = config.training.epochs > before.training.epochs
     if more and config.training.schedule == "constant":
@@ -231,7 +231,7 @@ def train(
             display=display,
         )
         if fabric.is_global_zero:
-            if history or not run.model_path.exists() or run.config() != config:
+            if history or not run.model_path.exists() or run.config != config:
                 if config.model.covariance == "tracked":
                     shown = display is not None and not isinstance(display, Silent)
                     tracking.measure(net, dataset.x, rows, seed=seed, progress=shown)
@@ -259,7 +259,7 @@ def _trunk_of(config: ModelConfig) -> nn.Module | None:
     if not config.trunk_from:
         return None
     other = Run(config.trunk_from)
-    found = other.config().model
+    found = other.config.model
     if (found.trunk, found.input_shape) != (config.trunk, config.input_shape):
         theirs = f"a {found.trunk} trunk" if found.trunk else "no trunk"
         raise RunError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
@@ -12,11 +13,20 @@ from torch import Tensor, nn
 
 from covary.models import with_covariance
 from covary.recording import record
-from covary.runs.directory import Run, environment, weights_digest
+from covary.runs.directory import Run, environment
 from covary.runs.measuring import Progress, numbered
-from covary.runs.samples import load_data
+from covary.runs.results import (
+    EntropyGap,
+    InTime,
+    PoorReasons,
+    SimulatedLayer,
+    SpikingVerification,
+    Verification,
+    VerifiedLayer,
+    WithBar,
+)
 from covary.runs.tracking import quietly
-from covary.runs.verify_spiking import verify_spikes
+from covary.runs.verify_spiking import relative, verify_spikes
 from covary.runs.verify_words import sentences
 from covary.stochastic import Chain, Dynamics, Estimate, Stage, sample_steady, simulate_ou
 from covary.stochastic.comparison import (
@@ -32,7 +42,6 @@ from covary.stochastic.comparison import (
     some_pairs,
     variance_share,
 )
-from covary.training.log import without_nan
 
 # Relative errors of covariances above this are poor.
 LIMIT = 0.1
@@ -70,10 +79,9 @@ def verify(
     method: str = "exponential",
     dt: float | None = None,
     decisions: int = 500,
-    data_dir: str | None = None,
     seed: int = 0,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> Verification | SpikingVerification:
     """Simulate the network behind a run on test inputs, and compare moments layer by layer.
 
     Networks of spiking neurons are simulated spike by spike, and what comes out is written to
@@ -91,24 +99,22 @@ def verify(
         method, dt: how networks in time are integrated, as ``covary.stochastic.simulate_ou`` takes
             them; spikes need neither.
         decisions: test inputs to see how fast a spiking network classifies them.
-        data_dir: where data are looked for first.
         seed: decides which inputs, and all noise.
         progress: wraps what is done step by step, given a name, to show how far it is.
     """
     started = datetime.now(timezone.utc)
-    config = run.config()
+    config = run.config
     net = run.network().to("cuda" if torch.cuda.is_available() else "cpu")
     chain = Chain.of(net)
     if duration is not None and duration <= 0:
         raise ValueError(f"A simulation takes a duration above 0, got {duration:g}.")
-    dataset, _ = load_data(config.data, data_dir=data_dir, seed=config.training.seed)
+    dataset = run.data
     rows = np.random.default_rng(seed).permutation(len(dataset.x_test))[:samples]
     if chain.is_spiking:
         return verify_spikes(
             run,
             net,
             chain,
-            dataset,
             rows,
             copies=64 if copies is None else copies,
             duration=1000.0 if duration is None else duration,
@@ -124,38 +130,33 @@ def verify(
         _look(net, chain, one[None], copies, in_time, (seed, i), numbered(progress, i, len(x)))
         for i, one in enumerate(x)
     ]
-    dynamics = seen[0].dynamics
-    result = {
-        "kind": "steady",
-        "dataset": config.data.name,
-        "task": config.model.task,
-        "activation": config.model.activation,
-        "noise": [chain.noise, *(stage.noise for stage in chain.stages)],
-        "weights": weights_digest(net),
-        "inputs": rows.tolist(),
-        "copies": copies,
-        "duration": duration,
-        "limit": LIMIT,
-        "simulations": [STEADY, *OU],
-        "ou": {
-            name: {
-                "ratio": OU[name],
-                "method": method,
-                "copies": _OU_COPIES,
-                "time_constants": list(one.time_constants),
-                "dt": one.dt,
-                "burn_in": one.burn_in,
-            }
-            for name, one in dynamics.items()
+    found = Verification(
+        dataset=config.data.name,
+        task=config.model.task,  # type: ignore[arg-type]
+        activation=config.model.activation,
+        noise=(chain.noise, *(stage.noise for stage in chain.stages)),
+        weights=run.weights,
+        inputs=tuple(rows.tolist()),
+        copies=copies,
+        duration=duration,
+        limit=LIMIT,
+        simulations=(STEADY, *OU),
+        ou={
+            name: InTime(
+                ratio=OU[name],
+                method=method,
+                copies=_OU_COPIES,
+                time_constants=tuple(one.time_constants),
+                dt=one.dt,
+                burn_in=one.burn_in,
+            )
+            for name, one in seen[0].dynamics.items()
         },
-        "layers": [_layer(stage, i, seen) for i, stage in enumerate(chain.stages)],
+        layers=tuple(_layer(stage, i, seen) for i, stage in enumerate(chain.stages)),
+        arrays=_arrays(chain, x, seen, seed),
         **environment(started, seed=seed),
-    }
-    result["notes"] = sentences(result)
-    run.write_arrays("verification.npz", _arrays(chain, x, seen, seed))
-    clean: dict[str, Any] = without_nan(result)
-    run.write_json(run.verification_path.name, clean)
-    return clean
+    )
+    return replace(found, notes=tuple(sentences(found))).write(run.verification_path)
 
 
 @torch.no_grad()
@@ -224,56 +225,54 @@ def _liveliest(covariance: Tensor) -> list[int]:
     return order
 
 
-def _layer(stage: Stage, i: int, seen: Sequence[_Seen]) -> dict[str, Any]:
+def _layer(stage: Stage, i: int, seen: Sequence[_Seen]) -> VerifiedLayer:
     compared = {name: [one.compared[name][i] for one in seen] for name in (STEADY, *OU)}
     averages = {key: Error.average([one.errors[key] for one in compared[STEADY]]) for key in ERRORS}
     why = [one.reasons[i] for one in seen]
     most = max(why, key=lambda one: abs(one.pairs[0][2]) if one.pairs else 0.0)
     parts = ("strong_pairs", "error_at_strong_pairs", "saturated", "error_at_saturated")
-    return {
-        "name": stage.name,
-        "units": len(stage.weight),
-        "activation": stage.activation.name,
-        "poor": [key for key in ("covariance", "off_diagonal") if averages[key].is_above(LIMIT)],
-        "simulations": {
-            name: _averaged(listed)
-            | {"variance_share": _mean([one.shares[name][i] for one in seen])}
+    return VerifiedLayer(
+        name=stage.name,
+        units=len(stage.weight),
+        activation=stage.activation.name,
+        poor=tuple(key for key in ("covariance", "off_diagonal") if averages[key].is_above(LIMIT)),
+        simulations={
+            name: _averaged(listed, [one.shares[name][i] for one in seen])
             for name, listed in compared.items()
         },
-        "by_input": [
+        by_input=tuple(
             {key: error.value for key, error in one.errors.items()} | {"entropy": one.entropy.value}
             for one in compared[STEADY]
-        ],
-        "reasons": {
-            "pairs": [list(pair) for pair in most.pairs],
+        ),
+        reasons=PoorReasons(
+            pairs=tuple(most.pairs),
             **{key: float(np.mean([getattr(one, key) for one in why])) for key in parts},
-            "own": float(np.sqrt(np.mean([one.own**2 for one in why]))),
-        },
-    }
+            own=float(np.sqrt(np.mean([one.own**2 for one in why]))),
+        ),
+    )
 
 
-def _averaged(compared: Sequence[Comparison]) -> dict[str, Any]:
+def _averaged(
+    compared: Sequence[Comparison], shares: Sequence[tuple[float, float]]
+) -> SimulatedLayer:
     """Of one layer and simulation, over inputs."""
-    errors = {key: Error.average([one.errors[key] for one in compared]) for key in ERRORS}
     dimensions = [one.entropy.dimensions for one in compared]
-    return {
-        **{
-            key: {"value": error.value, "bar": error.bar, "floor": error.floor}
-            for key, error in errors.items()
-        },
-        "entropy": _mean([one.entropy[:2] for one in compared])
-        | {"dimensions": [min(dimensions), max(dimensions)]},
-        "effective_samples": float(np.mean([one.samples for one in compared])),
-    }
+    gap = _mean([one.entropy[:2] for one in compared])
+    return SimulatedLayer(
+        **{key: relative([one.errors[key] for one in compared]) for key in ERRORS},
+        entropy=EntropyGap(gap.value, gap.bar, (min(dimensions), max(dimensions))),
+        effective_samples=float(np.mean([one.samples for one in compared])),
+        variance_share=_mean(shares),
+    )
 
 
-def _mean(values: Sequence[tuple[float, float]]) -> dict[str, float]:
+def _mean(values: Sequence[tuple[float, float]]) -> WithBar:
     """Of values with standard errors."""
     bars = [bar for _, bar in values]
-    return {
-        "value": float(np.mean([value for value, _ in values])),
-        "bar": float(np.linalg.norm(bars) / len(bars)),
-    }
+    return WithBar(
+        float(np.mean([value for value, _ in values])),
+        float(np.linalg.norm(bars) / len(bars)),
+    )
 
 
 def _arrays(chain: Chain, x: Tensor, seen: Sequence[_Seen], seed: int) -> dict[str, np.ndarray]:
