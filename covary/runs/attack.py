@@ -143,6 +143,7 @@ def attack_run(
     config = run.config
     if config.model.task != "classification":
         raise ValueError(f"Attacks are on classifiers; {run.path} is a {config.model.task}.")
+    run.check_replaceable(run.attack_path, run.attack_path.with_suffix(".npz"))
     strengths = check_epsilons(epsilons)
     names = check_attacks(attacks)
     for name, count in (("samples", samples), ("square_samples", square_samples)):

@@ -233,7 +233,7 @@ class Run:
                 f"{self.config_path} names a network that cannot be built: {error}"
             ) from error
         path, tensors = self._weights(epoch)
-        load_weights(net, tensors, path)
+        load_weights(net, tensors, path, f"the network of {self.config_path.name}")
         net.eval()
         if covariance is None:
             return net
@@ -370,9 +370,9 @@ class Run:
 
     def clear(self) -> None:
         """Remove all that a run has made here, and nothing else."""
-        for path in [*(self.path / name for name in _FILES), *self.path.glob(".*.unfinished")]:
-            if path.is_dir() and not path.is_symlink():
-                raise RunError(f"{path} is a folder, and was not made by a run. Move it away.")
+        files = [self.path / name for name in _FILES]
+        self.check_replaceable(*files)
+        for path in [*files, *self.path.glob(".*.unfinished")]:
             path.unlink(missing_ok=True)
         for folder in ("tensorboard", "figures", "epochs"):
             shutil.rmtree(self.path / folder, ignore_errors=True)
@@ -389,6 +389,12 @@ class Run:
                     "choose another folder (--out)."
                 ) from None
             yield
+
+    def check_replaceable(self, *paths: Path) -> None:
+        """Refuse at once what could not be written in the end: a folder in the place of a file."""
+        for path in paths:
+            if path.is_dir():
+                raise FileError(f"{path} is a folder, where a file is expected. Move it away.")
 
     def save_network(self, net: nn.Module) -> None:
         """Write the weights, whole or not at all."""

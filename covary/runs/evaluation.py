@@ -55,6 +55,7 @@ def evaluate(
         progress: wraps the batches of each part, given its name, to show how far it is.
     """
     started = datetime.now(timezone.utc)
+    run.check_replaceable(run.evaluation_path, run.predictions_path)
     config, classify, dataset = run.config, run.classifies, run.data
     net: nn.Module = run.network().to("cuda" if torch.cuda.is_available() else "cpu")
     foreign, notes = run.foreign(ood, seed=seed)

@@ -69,6 +69,7 @@ def measure_fidelity(
         progress: wraps what is done step by step, given a name, to show how far it is.
     """
     started = datetime.now(timezone.utc)
+    run.check_replaceable(run.fidelity_path, run.fidelity_path.with_suffix(".npz"))
     config, steps = run.config, progress or _unshown
     net = run.network().to("cuda" if torch.cuda.is_available() else "cpu")
     foreign, notes = run.foreign(ood, seed=seed)

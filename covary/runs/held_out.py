@@ -92,7 +92,7 @@ def write(folder: Path, found: HeldOut, *, weights: str, covariance: str) -> Non
 def read_calibration(path: Path) -> KeptCalibration:
     """``calibration.json``, or an error that names it and what is wrong."""
     remedy = f"Run `covary calibrate {path.parent}` again, or remove the file."
-    return decoded(KeptCalibration, read_json(path), str(path), remedy)
+    return decoded(KeptCalibration, read_json(path, remedy), str(path), remedy)
 
 
 def read(folder: Path, kept: KeptCalibration) -> HeldOut | None:

@@ -58,7 +58,7 @@ class Result(Record):
     @classmethod
     def read(cls: type[Found], path: Path, remedy: str = "") -> Found:
         """Read what ``write`` wrote; an error names the file, the key and what was expected."""
-        found = decoded(cls, read_json(path), str(path), remedy)
+        found = decoded(cls, read_json(path, remedy), str(path), remedy)
         beside = path.with_suffix(".npz")
         if found.arrays_sha256:
             check_belongs(beside, found.arrays_sha256, path, remedy)

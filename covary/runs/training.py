@@ -35,6 +35,7 @@ from covary.training import (
     TensorBatches,
     TrainingConfig,
     fit,
+    log,
 )
 from covary.training.config import make_optimizer
 
@@ -121,9 +122,12 @@ def _check_resumable(run: Run, config: RunConfig) -> None:
         differences = [text for text in differences if not text.startswith("training.epochs")]
     if differences:
         raise RunError(
-            f"{run.path} was begun with another configuration ({'; '.join(differences)}). "
+            f"{run.config_path} has another configuration ({'; '.join(differences)}). "
             "Resume with the command it was begun with, or choose another folder (--out)."
         )
+    run.check_replaceable(run.model_path, run.path / "environment.json")
+    if run.metrics_path.exists():
+        log.read(run.metrics_path)
     checkpoint = Checkpoint(run.checkpoint_path)
     if checkpoint.path.exists():
         objective = _objective(config.model.build(), config)

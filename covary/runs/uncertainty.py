@@ -112,6 +112,8 @@ def calibrate(
         )
     if noise not in NOISE:
         raise ValueError(f"Unknown choice of noise {noise!r}; known are {', '.join(NOISE)}.")
+    files = (held_out.CALIBRATION, *(file for _, file in held_out.SCORES.values()))
+    run.check_replaceable(*(run.path / name for name in files))
     rows = _held_out(run)
     if len(rows) < _LEAST:
         raise RunError(_TOO_FEW.format(len(rows)))

@@ -106,6 +106,8 @@ def verify(
     config = run.config
     net = run.network().to("cuda" if torch.cuda.is_available() else "cpu")
     chain = Chain.of(net)
+    path = run.spikes_path if chain.is_spiking else run.verification_path
+    run.check_replaceable(path, path.with_suffix(".npz"))
     if duration is not None and duration <= 0:
         raise ValueError(f"A simulation takes a duration above 0, got {duration:g}.")
     dataset = run.data

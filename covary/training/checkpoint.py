@@ -116,7 +116,9 @@ def position_in(metadata: Mapping[str, str], path: Path) -> Position:
     return position
 
 
-def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+def load_weights(
+    module: nn.Module, tensors: Mapping[str, Tensor], path: Path, what: str = "the network"
+) -> None:
     """Load the tensors of a file into a module; an error names the file and what does not fit."""
     broken = [
         name
@@ -130,7 +132,7 @@ def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -
         module.load_state_dict(dict(tensors))
     except (RuntimeError, ValueError, TypeError) as error:
         problem = " ".join(str(error).partition("\n")[2].split()) or str(error)
-        raise FileError(f"{path} does not fit the network: {problem}") from error
+        raise FileError(f"{path} does not fit {what}: {problem}") from error
 
 
 def snapshot_path(checkpoint: Path, epoch: int) -> Path:
