@@ -21,8 +21,7 @@ from rich.console import Console
 
 from benchmarks import results, tables
 from covary.runs import DataConfig, Run, evaluate, train
-from covary.runs.attack import attack_run
-from covary.runs.attack_verdict import DEFENDED, TRAINED
+from covary.runs.attack import DEFENDED, TRAINED, attack_run
 from covary.runs.compare import compare
 from covary.runs.samples import load_data
 from covary.runs.training import resolve

@@ -20,8 +20,7 @@ from covary.cli import app
 from covary.files import FileError
 from covary.report import figures_attack, page
 from covary.runs import DataConfig, Run, RunError, evaluate
-from covary.runs.attack import attack_run
-from covary.runs.attack_verdict import DEFENDED, TRAINED, verdict
+from covary.runs.attack import DEFENDED, TRAINED, attack_run, verdict
 from covary.runs.results import (
     Attack,
     AttackedNetwork,

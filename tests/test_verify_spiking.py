@@ -19,7 +19,8 @@ from covary.cli import app
 from covary.files import FileError
 from covary.report import figures_spikes
 from covary.report import page as pages
-from covary.runs import Run, RunError, verify, verify_spiking
+from covary.runs import Run, RunError, verify
+from covary.runs import spikes as verify_spiking
 from covary.runs.results import (
     Decisions,
     RelativeError,
@@ -28,7 +29,7 @@ from covary.runs.results import (
     SpikingVerification,
 )
 from covary.runs.samples import load_data
-from covary.runs.verify_spiking import sentences
+from covary.runs.spikes import sentences
 from covary.stochastic import from_nir
 from tests import report_runs
 from tests.report_runs import Page

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 _KINDS = ("number", "boolean", "category", "constant")
 
@@ -66,31 +64,3 @@ class Schema:
     def features(self) -> tuple[str, ...]:
         """Names of the columns of ``x``."""
         return tuple(feature for column in self.columns for feature in column.features)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain types, fit for JSON."""
-        columns = [
-            {**asdict(column), "categories": list(column.categories)} for column in self.columns
-        ]
-        return {
-            "columns": columns,
-            "task": self.task,
-            "targets": list(self.targets),
-            "classes": list(self.classes),
-            "missing": self.missing,
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Schema:
-        """The inverse of ``to_dict``."""
-        columns = tuple(
-            Column(**{**column, "categories": tuple(column["categories"])})
-            for column in data["columns"]
-        )
-        return cls(
-            columns=columns,
-            task=data["task"],
-            targets=tuple(data["targets"]),
-            classes=tuple(data["classes"]),
-            missing=data["missing"],
-        )

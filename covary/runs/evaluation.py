@@ -77,14 +77,8 @@ def evaluate(
             for name, x in {"test": dataset.x_test, **foreign}.items()
         }
     test = parts["test"]
-    results = {
-        "test": classification_metrics(test) if classify else _regression(test, net),
-        **{
-            name: foreign_metrics(part, test, classify=classify)
-            for name, part in parts.items()
-            if name != "test"
-        },
-    }
+    results = {"test": classification_metrics(test) if classify else _regression(test, net)}
+    results |= {name: foreign_metrics(parts[name], test) for name in foreign}
     predictions.write(run.predictions_path, parts)
     return Evaluation(
         task=config.model.task,  # type: ignore[arg-type]
@@ -249,14 +243,14 @@ def _by_target(part: Predictions, targets: Sequence[str]) -> dict[str, dict[str,
     return found
 
 
-def foreign_metrics(part: Predictions, test: Predictions, *, classify: bool) -> dict[str, float]:
+def foreign_metrics(part: Predictions, test: Predictions) -> dict[str, float]:
     """How well doubt tells foreign inputs from those of the test set."""
     found = {
         "samples": len(part),
         "entropy": _average(part.entropy),
         "auroc_entropy": metrics.auroc(part.entropy, test.entropy),
     }
-    if classify:
+    if test.label is not None:
         found["auroc_max_softmax"] = metrics.auroc(part.doubt, test.doubt)
     return found
 

@@ -42,8 +42,9 @@ def _whole(config: DataConfig, *, data_dir: str | None, seed: int) -> tuple[Data
     if config.sha256 and path.exists() and file_sha256(path) != config.sha256:
         raise DataError(
             f"{path} is not the file that this run was trained on (config.toml has its SHA-256): "
-            "its content has changed, and its rows would be divided into training and test rows in another way. Put the old "
-            "one back, or train again; new rows can be looked at with covary evaluate RUN --ood."
+            "its content has changed, and its rows would be divided into training and test rows in "
+            "another way. Put the old one back, or train again; new rows can be looked at with "
+            "covary evaluate RUN --ood."
         )
     return data.read_table(
         path,

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ from covary.runs import tracking
 from covary.runs.config import DataConfig, ModelConfig, RunConfig
 from covary.runs.directory import Run, RunError, elapsed, environment
 from covary.runs.presets import preset
+from covary.runs.records import to_json
+from covary.runs.results import Environment
 from covary.runs.samples import validation_rows
 from covary.training import (
     Checkpoint,
@@ -38,6 +40,9 @@ from covary.training import (
     log,
 )
 from covary.training.config import make_optimizer
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 Existing = Literal["refuse", "resume", "overwrite"]
 # Per-sample covariances are dear; so many show how entropy goes through training.
@@ -174,17 +179,7 @@ def train(
     """
     started = datetime.now(timezone.utc)
     existing = "resume" if resume else existing
-    # Not at the top: it takes seconds to import, and `covary --help` can do without.
-    from lightning_fabric import Fabric
-
-    if accelerator == "auto":  # what else there is lacks float64, which tables are read in
-        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-    fabric = Fabric(
-        accelerator=accelerator,
-        devices=devices,
-        strategy=strategy,
-        precision=config.precision,  # type: ignore[arg-type]
-    )
+    fabric = _fabric(config, accelerator, devices, strategy)
     augmentation = _augmentation(config, dataset)
     # What cannot be trained leaves no folder. A checkpoint that is gone on from has its trunk.
     goes_on = existing == "resume" and run.checkpoint_path.exists()
@@ -195,7 +190,7 @@ def train(
         if first:
             prepare(run, config, existing)
             if schema is not None and not (run.path / "schema.json").exists():
-                run.write_json("schema.json", schema.to_dict())
+                run.write_json("schema.json", to_json(schema))
         fabric.launch()
         seed = config.training.seed
         torch.manual_seed(seed)
@@ -208,20 +203,19 @@ def train(
             _standardize(net, x, y)
         # Each process draws its own dropout masks and crops.
         torch.manual_seed(seed + fabric.global_rank)
-        record = environment(
-            started,
-            seed=seed,
+        record = Environment(
             data=dataset.source,
-            notes=list(dataset.notes),
+            notes=tuple(dataset.notes),
             training_samples=len(x),
             validation_samples=len(held_out),
             test_samples=len(dataset.x_test),
             processes=fabric.world_size,
             device=str(fabric.device),
+            **environment(started, seed=seed),
         )
         if fabric.is_global_zero:
             # Now, and again at the end: a run that is killed has its circumstances on record too.
-            run.write_json("environment.json", record)
+            record.write(run.path / "environment.json")
         objective = _objective(net, config)
         history = fit(
             objective,
@@ -242,9 +236,24 @@ def train(
                 run.save_network(net)
                 # Of a run that went on only now: weights and configuration belong together.
                 write_atomically(run.config_path, config.to_toml().encode())
-            run.write_json("environment.json", record | elapsed(started))
+            done = replace(record, seconds=elapsed(started)["seconds"])
+            done.write(run.path / "environment.json")
         fabric.barrier()
         return history
+
+
+def _fabric(config: RunConfig, accelerator: str, devices: int | str, strategy: str) -> Fabric:
+    # Not at the top: it takes seconds to import, and `covary --help` can do without.
+    from lightning_fabric import Fabric
+
+    if accelerator == "auto":  # what else there is lacks float64, which tables are read in
+        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    return Fabric(
+        accelerator=accelerator,
+        devices=devices,
+        strategy=strategy,
+        precision=config.precision,  # type: ignore[arg-type]
+    )
 
 
 def _is_uci(name: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from covary.runs import Run, attack_run
-from covary.runs.attack_verdict import DEFENDED, TRAINED
+from covary.runs.attack import DEFENDED, TRAINED
 from reproduction.experiment import Measured, Part
 from reproduction.workshop import Workshop
 

@@ -19,7 +19,6 @@ from covary.runs.directory import Run, environment
 from covary.runs.measuring import Progress, numbered
 from covary.runs.results import Decisions, RelativeError, SpikingEntropy, SpikingVerification
 from covary.runs.results import SpikingLayer as Layer
-from covary.runs.verify_words import percent
 from covary.stochastic import Chain
 from covary.stochastic.comparison import (
     Comparison,
@@ -127,6 +126,20 @@ def verify_spikes(
         **environment(started, seed=seed),
     )
     return replace(found, notes=tuple(sentences(found))).write(run.spikes_path)
+
+
+def percent(value: float | None) -> str:
+    """A part as people read it.
+
+    Examples:
+        >>> percent(0.123), percent(0.0123), percent(0.00001), percent(0.0)
+        ('12%', '1.2%', '<0.1%', '0%')
+    """
+    if value is None:
+        return "undefined"
+    if 0 < value < 0.001:
+        return "<0.1%"
+    return f"{100 * value:.{1 if 0 < value < 0.0995 else 0}f}%"
 
 
 def relative(errors: Sequence[Error]) -> RelativeError:
