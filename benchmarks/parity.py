@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from benchmarks import results, tables
@@ -51,25 +50,25 @@ def trained(activation: str, covariance: str, seed: int, dataset: Dataset) -> Ru
         }
         config = resolve(DataConfig(name="mnist"), dataset, chosen)
         print(f"training {run.path.relative_to(results.ROOT)}", flush=True)
-        runs.train(config, dataset, run, resume=run.exists(), display=terminal_or_lines(Console()))
+        runs.train(config, dataset, run, existing="resume", display=terminal_or_lines(Console()))
     return run
 
 
 def evaluated(run: Run) -> dict[str, Any]:
     """Accuracy, and how far entropies of wrong predictions are from those of right ones."""
-    config = run.config()
+    config = run.config
     evaluation = runs.evaluate(run, covariance="full")
-    with np.load(run.predictions_path) as stored:
-        entropy, mean, label = (stored[f"test/{k}"] for k in ("entropy", "mean", "label"))
-    wrong = mean.argmax(1) != label
+    assert run.predictions is not None
+    test = run.predictions["test"]
+    entropy, wrong = test.entropy, ~test.right
     return {
         "activation": config.model.activation,
         "covariance": config.model.covariance,
         "seed": config.training.seed,
         "epochs": config.training.epochs,
-        "accuracy": evaluation["parts"]["test"]["accuracy"],
+        "accuracy": evaluation.parts["test"]["accuracy"],
         "separability of errors": metrics.separability(entropy[wrong], entropy[~wrong]),
-        "separability of errors by layer": evaluation["separability"]["test"],
+        "separability of errors by layer": evaluation.separability["test"],
     }
 
 

@@ -13,13 +13,12 @@ import time
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from benchmarks import results
 from covary import data
+from covary.files import read_tensors, write_tensors
 from covary.training.batches import shuffled
-from covary.training.checkpoint import read, write_atomically
 
 PATH = results.ROOT / "out" / "residual_cnn" / "fashion-mnist.safetensors"
 EPOCHS = 30
@@ -129,15 +128,15 @@ def trained() -> ResidualCNN:
         kept = train(dataset.x, dataset.y)
         net.load_state_dict(kept)
         reached = accuracy(net, dataset.x_test, dataset.y_test)
-        write_atomically(PATH, save(kept, metadata={"test accuracy": f"{reached:.4f}"}))
-    tensors, _ = read(PATH)
+        write_tensors(PATH, kept, {"test accuracy": f"{reached:.4f}"})
+    tensors, _ = read_tensors(PATH)
     net.load_state_dict(tensors)
     return net
 
 
 def main() -> None:
     trained()
-    _, metadata = read(PATH)
+    _, metadata = read_tensors(PATH)
     print(f"test accuracy {metadata['test accuracy']}, {PATH.relative_to(results.ROOT)}")
 
 

@@ -19,7 +19,6 @@ from rich.console import Console
 
 from benchmarks import results, tables
 from covary.runs import DataConfig, Run, evaluate, train, verify
-from covary.runs.directory import weights_digest
 from covary.runs.samples import load_data
 from covary.runs.training import resolve
 from covary.training import terminal_or_lines
@@ -48,27 +47,25 @@ def trained(name: str) -> Run:
         dataset, _ = load_data(data, data_dir=None, seed=0)
         config = resolve(data, dataset, {"activation": "lif"} | NETWORKS[name])
         display = terminal_or_lines(Console())
-        train(config, dataset, run, resume=run.exists(), display=display)
+        train(config, dataset, run, existing="resume", display=display)
     return run
 
 
 def evaluated(run: Run) -> dict[str, Any]:
     """Its evaluation, made now if there is none of its weights."""
-    if run.evaluation_is_current():
-        kept: dict[str, Any] = json.loads(run.evaluation_path.read_text(encoding="utf-8"))
-        if set(FOREIGN) <= set(kept["parts"]):
-            return kept
-    return evaluate(run, ood=FOREIGN)
+    found = run.evaluation
+    if found is None or not (run.is_current(found) and set(FOREIGN) <= set(found.parts)):
+        found = evaluate(run, ood=FOREIGN, covariance="full")
+    return found.to_json()
 
 
 def simulated(run: Run) -> dict[str, Any]:
     """Its spikes, simulated now if nobody did."""
-    if run.spikes_path.exists():
-        kept: dict[str, Any] = json.loads(run.spikes_path.read_text(encoding="utf-8"))
-        same = kept["weights"] == weights_digest(run.network())
-        if same and len(kept["inputs"]) == SAMPLES and kept["decisions"]["inputs"] == DECISIONS:
-            return kept
-    return verify(run, samples=SAMPLES, decisions=DECISIONS)
+    found = run.spikes
+    wanted = found is not None and len(found.inputs) == SAMPLES and found.decisions is not None
+    if found is None or not (wanted and run.is_current(found)):
+        return verify(run, samples=SAMPLES, decisions=DECISIONS).to_json()
+    return found.to_json()
 
 
 def measured(name: str) -> dict[str, Any]:
@@ -76,8 +73,8 @@ def measured(name: str) -> dict[str, Any]:
     evaluation, spikes = evaluated(run), simulated(run)
     test = evaluation["parts"]["test"]
     found = {
-        "noise": run.config().model.noise,
-        "epochs": run.config().training.epochs,
+        "noise": run.config.model.noise,
+        "epochs": run.config.training.epochs,
         "accuracy": test["accuracy"],
         "entropy": {key: test[f"entropy_{key}"] for key in ("right", "wrong")},
         "layers": evaluation["layers"],

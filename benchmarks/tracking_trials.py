@@ -281,7 +281,7 @@ def measure(activation: str) -> dict[str, Any]:
             row[name] = agreement(part.layers[OUTPUT], trial.moments(part))._asdict()
         print(activation, row, flush=True)
         rows.append(row)
-    trained = {"epochs": run.config().training.epochs, "weights": weights_digest(net)}
+    trained = {"epochs": run.config.training.epochs, "weights": weights_digest(net)}
     return {**trained, "trials": rows}
 
 

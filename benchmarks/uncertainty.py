@@ -22,9 +22,7 @@ from rich.console import Console
 from benchmarks import results, tables
 from covary.compare import compare
 from covary.runs import DataConfig, Run, evaluate, train
-from covary.runs.attack import attack_run
-from covary.runs.attack_verdict import DEFENDED, TRAINED
-from covary.runs.directory import weights_digest
+from covary.runs.attack import DEFENDED, TRAINED, attack_run
 from covary.runs.samples import load_data
 from covary.runs.training import resolve
 from covary.training import terminal_or_lines
@@ -43,17 +41,16 @@ def trained(name: str, folder: str, **chosen: Any) -> Run:
         data = DataConfig(name=name)
         dataset, _ = load_data(data)
         display = terminal_or_lines(Console())
-        train(resolve(data, dataset, chosen), dataset, run, resume=run.exists(), display=display)
+        train(resolve(data, dataset, chosen), dataset, run, existing="resume", display=display)
     return run
 
 
 def evaluated(run: Run, ood: Sequence[str]) -> dict[str, Any]:
     """The run's evaluation, made now if there is none of its weights and these foreign data."""
-    if run.evaluation_is_current():
-        kept: dict[str, Any] = json.loads(run.evaluation_path.read_text(encoding="utf-8"))
-        if set(ood) <= set(kept["parts"]):
-            return kept
-    return evaluate(run, ood=ood)
+    found = run.evaluation
+    if found is None or not (run.is_current(found) and set(ood) <= set(found.parts)):
+        found = evaluate(run, ood=ood, covariance="full")
+    return found.to_json()
 
 
 def of_seeds(evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -128,8 +125,8 @@ def attacked(run: Run, name: str, **settings: Any) -> dict[str, Any]:
     """What ``covary attack`` finds; kept, since it takes a while."""
     path = FOLDER / f"{run.path.name}-{name.replace(' ', '-')}.json"
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if found.get("weights") != weights_digest(run.network()):
-        found = attack_run(run, **settings)
+    if found.get("weights") != run.weights:
+        found = attack_run(run, **settings).to_json()
         path.write_text(json.dumps(found), encoding="utf-8")
     kept = ("samples", "epsilons", "epsilon_unit", "pgd", "square", "networks", "rows", "verdict")
     return {key: found[key] for key in kept}

@@ -29,7 +29,7 @@ def networks() -> dict[str, Run]:
 def main() -> None:
     found: dict[str, dict[str, Any]] = {}
     for name, run in networks().items():
-        result = verify(run)
+        result = verify(run).to_json()
         found[name] = {key: result[key] for key in KEPT}
         print(name, *result["notes"], sep="\n", flush=True)
     path = results.save("verification", "python -m benchmarks.verification", 0, found)

@@ -44,6 +44,8 @@ def write_atomically(path: Path, content: bytes) -> None:
         finally:
             os.close(folder)
     except OSError as error:
+        if error.errno is None:
+            raise
         # "No space left on device" alone does not say where.
         raise type(error)(error.errno, error.strerror, str(path)) from error
 
@@ -85,16 +87,22 @@ def read_text(path: Path) -> str:
         raise FileError(f"{path} is not text in UTF-8: {error}.") from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object that a file of JSON holds; NaN and infinity, which JSON does not have, as None."""
+def read_json(path: Path, remedy: str = "") -> dict[str, Any]:
+    """The object that a file of JSON holds; NaN and infinity, which JSON does not have, as None.
+
+    Args:
+        path: the file.
+        remedy: a sentence that ends an error.
+    """
     try:
         content = json.loads(read_text(path))
     except (json.JSONDecodeError, RecursionError) as error:
-        raise FileError(f"{path} is not JSON: {error}.") from error
+        raise FileError(f"{path} is not JSON: {error}. {remedy}".rstrip()) from error
     if not isinstance(content, dict):
-        raise FileError(f"{path} holds {kind_of(content)} where an object is expected.")
-    found: dict[str, Any] = without_nan(content)
-    return found
+        found = kind_of(content)
+        raise FileError(f"{path} holds {found} where an object is expected. {remedy}".rstrip())
+    clean: dict[str, Any] = without_nan(content)
+    return clean
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:

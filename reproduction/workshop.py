@@ -98,7 +98,7 @@ class Workshop:
         """The network, trained: now, further if it was cut short, or before."""
         if not isinstance(network, Network):
             network = Network.from_dict(network)
-        run = Run(self.folder / f"{network.name}-{seed}")
+        run = Run(self.folder / f"{network.name}-{seed}", data_dir=self.data_dir)
         data = DataConfig(name=network.data, limit=network.limit, augment=network.augment)
         dataset, _ = load_data(data, data_dir=self.data_dir, seed=seed)
         chosen = {**network.settings, "seed": seed}
@@ -106,11 +106,11 @@ class Workshop:
         if trunk is not None:
             chosen["trunk_from"] = str(trunk.path.resolve())
         config = resolve(data, dataset, chosen)
-        same = run.exists() and not _differences(config, run.config())
+        same = run.exists() and not _differences(config, run.config)
         begun = run.checkpoint_path.exists()
         if same and begun:
             # All that a trunk was needed for is in the checkpoint, wherever the trunk was then.
-            config = run.config()
+            config = run.config
         if not (same and run.model_path.exists()):
             self.say(f"Training {network.name}, seed {seed}, into {run.path}.")
             began = time.perf_counter()
@@ -118,8 +118,8 @@ class Workshop:
                 config,
                 dataset,
                 run,
-                resume=True,
-                overwrite=same and not begun,  # cut short before there was anything to keep
+                # Cut short before there was anything to keep, it is begun anew.
+                existing="overwrite" if same and not begun else "resume",
                 keep=network.keep,
                 display=self.display(),
             )
@@ -165,7 +165,7 @@ class Workshop:
         path = run.path / "measured" / f"{name}.json"
         key = {
             "settings": json.loads(json.dumps(settings)),
-            "weights": weights_digest(run.network()),
+            "weights": run.weights,
             **({"revision": self.revision} if self.revision else {}),
         }
         try:

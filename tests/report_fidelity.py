@@ -83,6 +83,9 @@ def add_fidelity(run, *, samples=1000, weights=None):
         "chosen": CHOSEN,
         "command": f"covary fidelity runs/{run.name}",
         "versions": evaluation["versions"],
+        "git_commit": None,
+        "platform": "Linux x86_64",
+        "started": "2026-11-15T22:00:00+00:00",
         "seconds": 41.7,
         "seed": 0,
     }

@@ -57,7 +57,7 @@ input_shape = {input_shape}
 outputs = {outputs}
 
 [training]
-epochs = 20
+epochs = 40
 batch_size = 128
 lr = 5e-4
 schedule = "one-cycle"
@@ -184,6 +184,10 @@ def store(run, evaluation, arrays, rows, hidden):
         "versions": versions,
         "seed": 0,
         "command": f"covary evaluate runs/{run.name}",
+        "git_commit": None,
+        "platform": "Linux x86_64",
+        "started": "2026-11-15T21:00:00+00:00",
+        "seconds": 3.2,
     }
     environment = {
         "versions": versions,

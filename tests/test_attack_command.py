@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,21 @@ import covary
 from covary import report
 from covary.attacks import fgsm
 from covary.cli import app
-from covary.report import ReportError, figures_attack, page
-from covary.report.attack import read_attacks
+from covary.files import FileError
+from covary.report import figures_attack, page
 from covary.runs import DataConfig, Run, RunError, evaluate
-from covary.runs.attack import attack_run
-from covary.runs.attack_verdict import DEFENDED, TRAINED, verdict
+from covary.runs.attack import DEFENDED, TRAINED, attack_run, verdict
+from covary.runs.results import (
+    Attack,
+    AttackedNetwork,
+    AttackRow,
+    PgdSettings,
+    Spread,
+    SquareSettings,
+)
 from covary.runs.samples import load_data
 from covary.runs.training import resolve, train
+from tests.test_files import ORIGIN
 
 EPSILONS = (0.0, 0.1, 0.3)
 CHEAP: dict[str, Any] = {"samples": 60, "square_samples": 20, "queries": 20, "steps": 5}
@@ -126,7 +135,7 @@ def test_the_defence_hides_the_gradient_only(attacked):
 
 
 def test_the_same_seed_gives_the_same_numbers(attacked):
-    again = attack_run(attacked, epsilons=(0.0, 0.3), attacks=("square", "pgd"), **CHEAP)
+    again = attack_run(attacked, epsilons=(0.0, 0.3), attacks=("square", "pgd"), **CHEAP).to_json()
     attack_run(attacked, epsilons=EPSILONS, **CHEAP)  # as other tests expect to find it
     before = stored(attacked)["rows"]
     assert [one for one in again["rows"] if one["epsilon"] == 0.3] == [
@@ -143,7 +152,7 @@ def test_more_scores_can_be_asked_for(tmp_path):
         scores={"brightness": lambda _, x: x.flatten(1).mean(1)},
         clip=False,
         **CHEAP,
-    )
+    ).to_json()
     (only,) = result["rows"]  # no defence is known for it
     assert only["auroc"].keys() == {"entropy", "max_softmax", "brightness"}
     assert [network["name"] for network in result["networks"]] == [TRAINED]
@@ -256,13 +265,13 @@ def test_the_page_leaves_out_what_is_of_other_weights(evaluated, tmp_path):
 def test_a_run_without_entropies_or_with_a_broken_file(attacked, tmp_path):
     run = Run(shutil.copytree(attacked.path, tmp_path / "run"))
     (run.path / "attack.npz").unlink()
-    found = read_attacks(run.path)
-    assert found is not None
+    (run.path / "attack.json").write_text(json.dumps(stored(run) | {"arrays_sha256": ""}))
+    found = run.attack
     names = [drawing.name for drawing in figures_attack.drawings(found)]
     assert names == ["attack-accuracy-1", "attack-accuracy-2", "attack-awareness"]
     (run.path / "attack.json").write_text('{"weights": "x"}')
-    with pytest.raises(ReportError, match="covary attack"):
-        read_attacks(run.path)
+    with pytest.raises(FileError, match=r"attack\.json, key .* Run `covary attack .*` again"):
+        _ = run.attack
 
 
 def made_up(
@@ -271,27 +280,41 @@ def made_up(
     """A result with these accuracies, and these medians of entropy."""
     medians = more.get("medians", [-20.0, -5.0, -8.0])
     both = {TRAINED: trained} | ({DEFENDED: defended} if defended else {})
-    return {
-        "epsilons": list(EPSILONS),
-        "networks": [
-            {"name": name, "accuracy": 0.97, "with_gradient": float(name == TRAINED)}
-            for name in both
-        ],
-        "rows": [
-            {
-                "attack": attack,
-                "network": network,
-                "epsilon": epsilon,
-                "samples": 100,
-                "accuracy": accuracy,
-                "entropy": {"median": median},
-                "auroc": {"entropy": more.get("auroc", 0.8)},
-            }
+    nothing = Spread(None, None, None, None)
+    return Attack(
+        **ORIGIN,
+        dataset="digits",
+        weights="",
+        activation="heaviside",
+        covariance="full",
+        exact_width=None,
+        search_covariance="full",
+        samples=100,
+        epsilons=EPSILONS,
+        epsilon_unit="pixels",
+        clip=True,
+        gradient="means",
+        pgd=PgdSettings(1, 1.0, True),
+        square=SquareSettings(1, 1),
+        networks=tuple(
+            AttackedNetwork(name, (0.2,), 0.97, float(name == TRAINED)) for name in both
+        ),
+        rows=tuple(
+            AttackRow(
+                attack=attack,
+                network=network,
+                epsilon=epsilon,
+                samples=100,
+                accuracy=accuracy,
+                entropy=replace(nothing, median=median),
+                max_softmax=nothing,
+                auroc={"entropy": more.get("auroc", 0.8)},
+            )
             for network, found in both.items()
             for attack, values in found.items()
             for epsilon, accuracy, median in zip(EPSILONS, values, medians, strict=True)
-        ],
-    }
+        ),
+    )
 
 
 FALL, STAY = [0.97, 0.4, 0.1], [0.97, 0.97, 0.97]

@@ -21,7 +21,6 @@ from covary.compare import (
     Comparison,
     Prediction,
     Summary,
-    TrackedFidelity,
     compare,
     comparing,
     method_names,
@@ -32,6 +31,7 @@ from covary.compare.workshop import Workshop, member_seed
 from covary.data import DataError
 from covary.files import FileError
 from covary.runs import DataConfig, Run, RunError
+from covary.runs.results import TrackedFidelity
 from covary.runs.training import resolve
 from covary.training import Silent
 

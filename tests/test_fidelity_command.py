@@ -31,10 +31,12 @@ from covary.runs import (
     measure_fidelity,
     peak_memory,
 )
+from covary.runs.results import Agreement, Fidelity, Representation
 from covary.runs.samples import load_data
 from covary.runs.tracking import fidelity_of
 from covary.runs.training import resolve, train
 from covary.training import TrainingConfig
+from tests.test_files import ORIGIN
 
 QUICK = {"epochs": 2, "hidden": (24, 16, 12), "batch_size": 128, "activation": "relu"}
 KINDS = [
@@ -139,12 +141,12 @@ def test_entropies_of_every_sample_are_stored(measured):
 def test_tracking_is_measured_first_where_it_is_missing(tmp_path):
     run = trained(tmp_path / "run")
     assert fidelity_of(run.network()) is None
-    assert "kept in model.safetensors" in measure_fidelity(run, samples=50)["notes"][0]
+    assert "kept in model.safetensors" in measure_fidelity(run, samples=50).notes[0]
     assert fidelity_of(run.network()) is not None
     result = measure_fidelity(run, samples=50)
-    assert result["notes"] == []
+    assert result.notes == ()
     width = fidelity_of(run.network()).width(None)
-    assert result["chosen"] == f"tracked, exact_width={width}"
+    assert result.chosen == f"tracked, exact_width={width}"
     run.clear()
     assert not any(path.name.startswith("fidelity") for path in run.path.iterdir())
 
@@ -153,8 +155,8 @@ def test_tracking_is_measured_first_where_it_is_missing(tmp_path):
 def test_the_width_of_the_run_is_among_those_compared(tmp_path):
     run = trained(tmp_path / "run", covariance="tracked", exact_width=14)
     result = measure_fidelity(run, samples=50)
-    assert result["chosen"] == "tracked, exact_width=14"
-    assert "tracked, exact_width=14" in [kind["name"] for kind in result["representations"]]
+    assert result.chosen == "tracked, exact_width=14"
+    assert "tracked, exact_width=14" in [kind.name for kind in result.representations]
 
 
 @pytest.mark.usefixtures("no_processes")
@@ -163,7 +165,7 @@ def test_samples_are_so_many_and_chosen_by_the_seed(measured, tmp_path):
 
     def entropies(seed: int) -> np.ndarray:
         result = measure_fidelity(copy, samples=40, batch_size=16, seed=seed)
-        assert result["representations"][0]["parts"]["test"]["samples"] == 40
+        assert result.representations[0].parts["test"].samples == 40
         return np.load(copy.path / "fidelity.npz")["test/full"]
 
     np.testing.assert_array_equal(entropies(0), entropies(0))
@@ -179,10 +181,10 @@ def test_foreign_inputs_are_a_part_of_their_own(tmp_path, monkeypatch):
         covary.data, "load", lambda name, **_: foreign if name == "noise" else dataset
     )
     result = measure_fidelity(run, ood=["noise"], samples=60)
-    assert result["parts"] == ["test", "noise"]
-    parts = result["representations"][-1]["parts"]
-    assert parts["noise"]["samples"] == parts["test"]["samples"] == 60
-    assert parts["noise"]["covariance"] != parts["test"]["covariance"]
+    assert result.parts == ("test", "noise")
+    parts = result.representations[-1].parts
+    assert parts["noise"].samples == parts["test"].samples == 60
+    assert parts["noise"].covariance != parts["test"].covariance
     assert np.load(run.path / "fidelity.npz")["noise/shared"].shape == (60,)
 
 
@@ -222,31 +224,38 @@ def test_what_cannot_be_compared_is_said(tmp_path, measured):
     command(measured.path, "--batch-size", "0", code=2)
 
 
-def kind(name: str, time: float, *found: tuple[float | None, float]) -> dict[str, Any]:
-    """As in the file, with the rank and the error of the covariance for each part."""
+def kind(name: str, time: float, *found: tuple[float | None, float]) -> Representation:
+    """With the rank and the error of the covariance for each part."""
     width = int(name.partition("=")[2] or 0) if name.startswith("tracked") else None
-    return {
-        "name": name,
-        "covariance": name.partition(",")[0],
-        "exact_width": width,
-        "time_over_plain": time,
-        "parts": {i: {"rank": rank, "covariance": error} for i, (rank, error) in enumerate(found)},
+    parts = {
+        str(i): Agreement(9, 0.0, 0.0, error, rank, None) for i, (rank, error) in enumerate(found)
     }
+    return Representation(name, name.partition(",")[0], width, time, None, parts)
 
 
 FULL = kind("full", 100.0, (1.0, 0.0))
 SHARED = kind("shared", 3.0, (1.0, 0.0))
 
 
-def advice(*kinds: dict[str, Any], chosen: str = "tracked") -> str:
-    return _advice({"representations": [FULL, SHARED, *kinds], "chosen": chosen}, "runs/a")
+def advice(*kinds: Representation, chosen: str = "tracked") -> str:
+    found = Fidelity(
+        **ORIGIN,
+        dataset="a",
+        weights="",
+        task="classification",
+        batch=1,
+        parts=("0", "1"),
+        representations=(FULL, SHARED, *kinds),
+        chosen=chosen,
+    )
+    return _advice(found, "runs/a")
 
 
 def test_advice_is_the_cheapest_that_agrees():
     """Shared covariances are never advised: samples would depend on their neighbours."""
     coarse = kind("tracked", 10.0, (0.98, 0.2))
     fine = kind("tracked, exact_width=8", 20.0, (0.999, 0.0))
-    said = advice(coarse, fine, chosen=fine["name"])
+    said = advice(coarse, fine, chosen=fine.name)
     assert said.startswith("Take tracked, exact_width=8: 5.0 times faster than full")
     assert said.endswith("(covary evaluate runs/a --covariance tracked).")
     assert "--exact-width 8" in advice(coarse, fine, chosen="tracked")

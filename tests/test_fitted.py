@@ -197,67 +197,69 @@ def digits(tmp_path_factory):
 
 
 def test_a_run_keeps_its_calibration_and_scores(digits, monkeypatch):
-    found = evaluate(digits)
-    test = found["scores"]["test"]
+    found = evaluate(digits, covariance="full")
+    test = found.scores["test"]
     assert {"entropy", "max_softmax", "fitted", "fitted_plain"} <= set(test)
-    assert test["entropy"]["auroc"] == found["parts"]["test"]["auroc_entropy"]
-    calibration = found["calibration"]
-    assert calibration["kind"] == "logits"
-    dataset, _ = load_data(digits.config().data)
-    held_out, _ = validation_rows(len(dataset.x), digits.config())
-    assert calibration["held_out_samples"] == len(held_out)
+    assert test["entropy"]["auroc"] == found.parts["test"]["auroc_entropy"]
+    calibration = found.calibration
+    assert calibration.kind == "logits"
+    dataset, _ = load_data(digits.config.data)
+    held_out, _ = validation_rows(len(dataset.x), digits.config)
+    assert calibration.held_out_samples == len(held_out)
     net = covary.with_covariance(digits.network(), "full")
     with torch.no_grad():
         by_hand = fit_logits(net(dataset.x[held_out]), dataset.y[held_out])
         probabilities = expected_softmax(by_hand(net(dataset.x_test)))
-    assert calibration["temperature"] == pytest.approx(by_hand.temperature.item(), rel=1e-3)
+    assert calibration.temperature == pytest.approx(by_hand.temperature.item(), rel=1e-3)
     expected = metrics.nll(probabilities.numpy(), dataset.y_test.numpy())
-    assert calibration["test"]["nll"] == pytest.approx(expected, rel=1e-3)
+    assert calibration.test["nll"] == pytest.approx(expected, rel=1e-3)
     with np.load(digits.predictions_path) as arrays:
         assert arrays["test/fitted"].shape == (len(dataset.x_test),)
     known = uncertainty_of(digits)
-    assert known.calibration.to_dict()["temperature"] == calibration["temperature"]
+    assert known.calibration.to_dict()["temperature"] == calibration.temperature
     score = known.scores["fitted"](net, dataset.x_test)
     with np.load(digits.predictions_path) as arrays:
         np.testing.assert_allclose(score, arrays["test/fitted"], rtol=1e-4, atol=1e-4)
     # Known from now on: nothing is fitted again.
     monkeypatch.setattr("covary.runs.uncertainty.fit_logits", None)
-    again = evaluate(digits)
-    assert again["scores"] == found["scores"]
-    assert again["calibration"] == found["calibration"]
+    again = evaluate(digits, covariance="full")
+    assert again.scores == found.scores
+    assert again.calibration == found.calibration
 
 
 def test_what_is_fitted_does_not_depend_on_test_data(digits, monkeypatch):
-    before = calibrate(digits)
-    dataset, _ = load_data(digits.config().data)
+    before = calibrate(digits, covariance="full")
+    dataset, _ = load_data(digits.config.data)
     other = replace(dataset, x_test=dataset.x_test.flip(0) // 2, y_test=dataset.y_test.roll(1))
-    monkeypatch.setattr("covary.runs.uncertainty.load_data", lambda *_, **__: (other, None))
-    after = calibrate(digits)
+    monkeypatch.setattr(Run, "data", other)
+    after = calibrate(digits, covariance="full")
     assert after.calibration.to_dict() == before.calibration.to_dict()
     for name, score in after.scores.items():
         torch.testing.assert_close(score.state_dict(), before.scores[name].state_dict())
 
 
 def test_calibrate_command(digits):
-    ran = CliRunner().invoke(app, ["calibrate", str(digits.path), "--noise", "one", "--json"])
+    ran = CliRunner().invoke(
+        app, ["calibrate", str(digits.path), "--noise", "one", "--covariance", "full", "--json"]
+    )
     assert ran.exit_code == 0, ran.output
     content = json.loads(ran.stdout)
     noise = content["noise"]
     assert len(noise) == 3
-    found = evaluate(digits)
-    assert found["calibration"]["noise"] == noise
-    assert found["calibration"]["temperature"] == content["temperature"]
+    found = evaluate(digits, covariance="full")
+    assert list(found.calibration.noise) == noise
+    assert found.calibration.temperature == content["temperature"]
     # The noise that was chosen is that of the calibrated numbers, and of no others.
-    dataset, _ = load_data(digits.config().data)
+    dataset, _ = load_data(digits.config.data)
     net = covary.with_covariance(digits.network(), "full")
     layer = LogitCalibration(content["temperature"], content["scale"])
     with torch.no_grad():
         chosen = expected_softmax(layer(covary.with_noise(net, noise)(dataset.x_test)))
     nll = metrics.nll(chosen.numpy(), dataset.y_test.numpy())
-    assert found["calibration"]["test"]["nll"] == pytest.approx(nll, rel=1e-3)
+    assert found.calibration.test["nll"] == pytest.approx(nll, rel=1e-3)
     # Another covariance takes the same noise, and leaves what is there alone.
     kept = (digits.path / "calibration.json").read_bytes()
-    assert evaluate(digits, covariance="diagonal")["calibration"]["noise"] == noise
+    assert evaluate(digits, covariance="diagonal").calibration.noise == tuple(noise)
     assert (digits.path / "calibration.json").read_bytes() == kept
     ran = CliRunner().invoke(app, ["calibrate", str(digits.path)])
     assert ran.exit_code == 0
@@ -272,9 +274,9 @@ def test_a_run_without_held_out_data(tmp_path):
     run = Run(tmp_path / "digits")
     train(resolve(config, dataset, {"epochs": 1, "hidden": (8,)}), dataset, run)
     found = evaluate(run)
-    assert found["calibration"] is None
-    assert "fitted" not in found["scores"]["test"]
-    assert any("--validation" in note for note in found["notes"])
+    assert found.calibration is None
+    assert "fitted" not in found.scores["test"]
+    assert any("--validation" in note for note in found.notes)
     with pytest.raises(RunError, match="held-out"):
         calibrate(run)
     with pytest.raises(RunError, match="no calibration"):
@@ -287,9 +289,9 @@ def test_a_run_of_regression(tmp_path):
     run = Run(tmp_path / "yacht")
     train(resolve(config, dataset, {"epochs": 40}), dataset, run)
     found = evaluate(run)
-    before, after = found["parts"]["test"], found["calibration"]["test"]
-    assert found["calibration"]["kind"] == "variance"
-    assert any("held-out samples" in note for note in found["notes"])
+    before, after = found.parts["test"], found.calibration.test
+    assert found.calibration.kind == "variance"
+    assert any("held-out samples" in note for note in found.notes)
     assert after["rmse"] == pytest.approx(before["rmse"])
     assert after["log_likelihood"] > before["log_likelihood"]
     scale = float(run.network().rescale.scale)
@@ -298,4 +300,4 @@ def test_a_run_of_regression(tmp_path):
         assert gap == pytest.approx(np.log(scale))
     with np.load(run.predictions_path) as arrays:
         assert arrays["test/calibrated_variance"].shape == arrays["test/variance"].shape
-    assert set(found["scores"]["test"]["fitted"]) == {"spearman_error"}
+    assert set(found.scores["test"]["fitted"]) == {"spearman_error"}

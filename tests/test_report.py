@@ -12,9 +12,12 @@ import shutil
 import matplotlib
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from covary import report
+from covary.files import FileError
+from covary.models import lenet
 from covary.report import curves, page, words
 from covary.uncertainty.metrics import METRICS
 from tests import report_runs
@@ -280,13 +283,22 @@ def test_undefined_numbers_make_a_page(small):
     assert nll == [words.NOTHING]
 
 
+def test_a_network_behind_a_trunk_has_its_own_widths(small):
+    text = (small / "config.toml").read_text(encoding="utf-8")
+    changed = text.replace("hidden =", 'trunk = "lenet"\nhidden =')
+    (small / "config.toml").write_text(changed, encoding="utf-8")
+    features = lenet((1, 28, 28))(torch.zeros(1, 1, 28, 28)).shape[-1]
+    widths = " \N{EN DASH} ".join(map(str, (features, 392, 196, 98, 10)))
+    assert f"{widths} behind a lenet trunk" in Page(report.write(small)).texts("dd")
+
+
 def test_a_resumed_and_interrupted_history(small):
-    row = '{"kind": "epoch", "epoch": %d, "loss": %d}\n'
+    row = '{"kind": "epoch", "step": 9, "epoch": %d, "loss": %d}\n'
     text = row % (1, 3) + row % (2, 2) + row % (2, 1) + '{"kind": "epo'
     (small / "metrics.jsonl").write_text(text, encoding="utf-8")
     assert [row["loss"] for row in report.read(small).history] == [3, 1]
     (small / "metrics.jsonl").write_text("oops\n" + text, encoding="utf-8")
-    with pytest.raises(report.ReportError, match="line 1, is not JSON"):
+    with pytest.raises(FileError, match="line 1, is not a row of metrics"):
         report.read(small)
 
 
@@ -302,18 +314,22 @@ def test_files_that_cannot_be_read(small):
     with pytest.raises(report.ReportError, match="is not a directory"):
         report.write(small / "nowhere")
     edit(small, "test/label", lambda label: label[:0])
-    with pytest.raises(report.ReportError, match="has no test/label"):
+    with pytest.raises(FileError, match=r"predictions\.npz has test/label of int64 \(0,\)"):
         report.write(small)
     (small / "predictions.npz").write_bytes(b"PK nonsense")
-    with pytest.raises(report.ReportError, match=r"predictions\.npz cannot be read"):
+    with pytest.raises(FileError, match=r"predictions\.npz is not a readable npz file"):
         report.write(small)
-    (small / "config.toml").write_text("= 1", encoding="utf-8")
-    with pytest.raises(report.ReportError, match=r"config\.toml is not TOML"):
-        report.write(small)
-    for text, message in (("{", "is not JSON"), ("[]", "holds a list"), ("{}", "has task None")):
+    for text, message in (
+        ("{", "is not JSON"),
+        ("[]", "holds a list"),
+        ("{}", "json, key 'command': missing; expected a text. Run `covary evaluate"),
+    ):
         (small / "evaluation.json").write_text(text, encoding="utf-8")
-        with pytest.raises(report.ReportError, match=message):
+        with pytest.raises(FileError, match=message):
             report.write(small)
+    (small / "config.toml").write_text("= 1", encoding="utf-8")
+    with pytest.raises(FileError, match=r"config\.toml is not the configuration of a run"):
+        report.write(small)
 
 
 def test_missing_libraries_are_named(small, monkeypatch):

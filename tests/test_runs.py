@@ -15,9 +15,11 @@ from sklearn.metrics import roc_auc_score
 import covary
 from covary import covariance
 from covary.data import DataError, Dataset
+from covary.files import FileError
 from covary.runs import DataConfig, ModelConfig, Run, RunConfig, RunError, directory, evaluate
 from covary.runs.evaluation import classification_metrics
-from covary.runs.measuring import LAYER_SAMPLES, SCORE, layer_names
+from covary.runs.measuring import LAYER_SAMPLES, layer_names
+from covary.runs.predictions import Predictions
 from covary.runs.samples import load_data
 from covary.runs.training import resolve, train
 from covary.training import TrainingConfig
@@ -38,14 +40,14 @@ def trained(path, name: str, **chosen) -> Run:
 def classifier(tmp_path_factory) -> Run:
     folder = tmp_path_factory.mktemp("runs") / "digits"
     run = trained(folder, "digits", activation="relu", epochs=12, hidden=(32, 16))
-    evaluate(run)
+    evaluate(run, covariance="full")
     return run
 
 
 @pytest.fixture(scope="module")
 def regressor(tmp_path_factory) -> Run:
     run = trained(tmp_path_factory.mktemp("runs") / "diabetes", "diabetes", epochs=30)
-    evaluate(run)
+    evaluate(run, covariance="full")
     return run
 
 
@@ -64,7 +66,7 @@ def test_the_folder_holds_all_that_made_the_run(classifier):
     assert environment["versions"]["torch"] == torch.__version__
     assert environment["seed"] == 0
     assert {"git_commit", "command", "training_samples"} <= environment.keys()
-    assert RunConfig.from_toml(classifier.config_path) == classifier.config()
+    assert RunConfig.from_toml(classifier.config_path) == classifier.config
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,7 @@ def test_numbers_are_those_of_the_network(classifier):
     with torch.no_grad():
         out = net(dataset.x_test)
     wrong = (out.mean.argmax(-1) != dataset.y_test).numpy()
-    found = json.loads(classifier.evaluation_path.read_text())["parts"]["test"]
+    found = classifier.evaluation.parts["test"]
     assert found["accuracy"] == pytest.approx(1 - wrong.mean())
     expected = roc_auc_score(wrong, out.entropy().numpy())
     assert found["auroc_entropy"] == pytest.approx(expected, abs=1e-3)
@@ -134,10 +136,10 @@ def test_numbers_are_those_of_the_network(classifier):
 
 
 def test_layers_are_measured_on_some_of_each_kind(classifier):
-    evaluation = json.loads(classifier.evaluation_path.read_text())
+    evaluation = classifier.evaluation
     stored = np.load(classifier.predictions_path, allow_pickle=False)
     entropy, label = stored["test/layer_entropy"], stored["test/label"]
-    assert evaluation["layers"] == ["activation1", "activation2", "linear3"]
+    assert evaluation.layers == ("activation1", "activation2", "linear3")
     measured = ~np.isnan(entropy[:, 0])
     assert measured.sum() == LAYER_SAMPLES
     wrong = stored["test/mean"].argmax(1) != label
@@ -147,7 +149,7 @@ def test_layers_are_measured_on_some_of_each_kind(classifier):
         entropy[measured, -1], stored["test/entropy"][measured], rtol=1e-3, atol=1e-3
     )
     expected = metrics.separability(entropy[wrong & measured, 1], entropy[~wrong & measured, 1])
-    assert evaluation["separability"]["test"][1] == pytest.approx(expected)
+    assert evaluation.separability["test"][1] == pytest.approx(expected)
 
 
 def test_the_gallery_has_the_most_and_least_certain(classifier):
@@ -161,7 +163,7 @@ def test_the_gallery_has_the_most_and_least_certain(classifier):
 
 
 def test_regression_is_measured_in_the_targets_units(regressor):
-    found = json.loads(regressor.evaluation_path.read_text())["parts"]["test"]
+    found = regressor.evaluation.parts["test"]
     stored = np.load(regressor.predictions_path, allow_pickle=False)
     gap = stored["test/target"] - stored["test/mean"]
     assert found["rmse"] == pytest.approx(np.sqrt((gap**2).mean()))
@@ -178,12 +180,12 @@ def test_foreign_data_of_the_same_shape(classifier, monkeypatch):
         covary.data, "load", lambda name, **_: foreign if name == "noise" else dataset
     )
     evaluation = evaluate(classifier, ood=["noise"])
-    assert evaluation["parts"]["noise"]["samples"] == 300
+    assert evaluation.parts["noise"]["samples"] == 300
     stored = np.load(classifier.predictions_path, allow_pickle=False)
     expected = metrics.auroc(stored["noise/entropy"], stored["test/entropy"])
-    assert evaluation["parts"]["noise"]["auroc_entropy"] == pytest.approx(expected)
+    assert evaluation.parts["noise"]["auroc_entropy"] == pytest.approx(expected)
     assert "noise/label" not in stored
-    assert len(evaluation["separability"]["noise"]) == 3
+    assert len(evaluation.separability["noise"]) == 3
     with pytest.raises(DataError, match="named twice"):
         evaluate(classifier, ood=["noise", "noise"])
 
@@ -197,13 +199,13 @@ def test_foreign_data_of_another_shape_are_refused(classifier):
 
 def test_a_folder_with_a_run_is_not_touched_unasked(classifier):
     dataset, _ = load_data(DataConfig(name="digits"))
-    config, before = classifier.config(), classifier.model_path.read_bytes()
+    config, before = classifier.config, classifier.model_path.read_bytes()
     with pytest.raises(RunError, match="holds a run already"):
         train(config, dataset, classifier)
     other = replace(config, training=replace(config.training, lr=0.5))
     with pytest.raises(RunError, match=r"training\.lr: 0\.5, not 0\.002"):
-        train(other, dataset, classifier, resume=True)
-    assert train(config, dataset, classifier, resume=True) == []
+        train(other, dataset, classifier, existing="resume")
+    assert train(config, dataset, classifier, existing="resume") == []
     assert classifier.model_path.read_bytes() == before
 
 
@@ -213,7 +215,7 @@ def test_a_folder_is_trained_into_by_one_process_at_a_time(classifier):
         classifier.held_for_training(),
         pytest.raises(RunError, match="being trained by another process"),
     ):
-        train(classifier.config(), dataset, classifier, overwrite=True)
+        train(classifier.config, dataset, classifier, existing="overwrite")
     assert classifier.model_path.exists()
 
 
@@ -221,9 +223,9 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     dataset, _ = load_data(DataConfig(name="digits"))
     config = resolve(DataConfig(name="digits"), dataset, QUICK)
-    for overwrite in (False, True):
+    for existing in ("refuse", "resume", "overwrite"):
         with pytest.raises(RunError, match="not empty and holds no run"):
-            train(config, dataset, Run(tmp_path), overwrite=overwrite)
+            train(config, dataset, Run(tmp_path), existing=existing)
 
 
 @pytest.mark.parametrize("covariance", ["shared", "tracked"])
@@ -231,7 +233,7 @@ def test_more_epochs_of_a_run_equal_a_longer_run(tmp_path, covariance):
     short = trained(tmp_path / "short", "two-moons", epochs=2, covariance=covariance)
     long = trained(tmp_path / "long", "two-moons", epochs=4, covariance=covariance)
     dataset, _ = load_data(DataConfig(name="two-moons"))
-    train(long.config(), dataset, short, resume=True)
+    train(long.config, dataset, short, existing="resume")
     assert short.model_path.read_bytes() == long.model_path.read_bytes()
     assert short.metrics_path.read_text().count("\n") == 4
 
@@ -250,7 +252,7 @@ def test_what_is_no_run_is_said(tmp_path, classifier):
 def test_weights_of_another_network_are_refused(tmp_path, classifier, regressor):
     (tmp_path / "config.toml").write_text(classifier.config_path.read_text())
     (tmp_path / "model.safetensors").write_bytes(regressor.model_path.read_bytes())
-    with pytest.raises(RunError, match="does not fit"):
+    with pytest.raises(FileError, match=r"model\.safetensors does not fit the network"):
         Run(tmp_path).network()
 
 
@@ -306,19 +308,19 @@ def test_a_table_that_changed_is_refused(tmp_path):
         evaluate(run)
     grown, _ = load_data(config)
     with pytest.raises(RunError, match=r"data\.sha256"):
-        train(resolve(config, grown, QUICK), grown, run, resume=True)
+        train(resolve(config, grown, QUICK), grown, run, existing="resume")
 
 
 def test_overwriting_leaves_nothing_of_the_run_before(tmp_path):
     run = trained(tmp_path / "run", "two-moons", epochs=1)
     evaluate(run)
-    assert run.evaluation_is_current()
+    assert run.is_current(run.evaluation)
     (run.path / "mine.txt").write_text("kept")
     dataset, _ = load_data(DataConfig(name="two-moons"))
     more = resolve(DataConfig(name="two-moons"), dataset, QUICK | {"epochs": 2})
-    train(more, dataset, run, resume=True)
-    assert not run.evaluation_is_current()
-    train(more, dataset, run, overwrite=True)
+    train(more, dataset, run, existing="resume")
+    assert not run.is_current(run.evaluation)
+    train(more, dataset, run, existing="overwrite")
     assert not run.evaluation_path.exists()
     assert (run.path / "mine.txt").read_text() == "kept"
 
@@ -328,7 +330,7 @@ def test_a_run_is_never_resumed_to_fewer_epochs(tmp_path):
     dataset, _ = load_data(DataConfig(name="two-moons"))
     fewer = resolve(DataConfig(name="two-moons"), dataset, QUICK | {"epochs": 2})
     with pytest.raises(RunError, match=r"training\.epochs: 2, not 3"):
-        train(fewer, dataset, run, resume=True)
+        train(fewer, dataset, run, existing="resume")
 
 
 def test_a_run_that_was_stopped_can_be_looked_at(tmp_path):
@@ -364,11 +366,69 @@ def test_equally_confident_samples_are_told_apart():
     label = np.r_[np.zeros(20), np.ones(10)].astype(int)
     moments = covary.Moments(torch.tensor(mean), covariance.Diagonal(torch.zeros(30, 2)))
     doubt = scores.max_softmax(moments).numpy()
-    found = classification_metrics(
-        {"mean": mean, "label": label, "entropy": -gaps, SCORE + "max_softmax": doubt}
+    part = Predictions(
+        name="test",
+        mean=mean,
+        variance=np.zeros_like(mean),
+        entropy=-gaps,
+        layer_entropy=np.empty((30, 0)),
+        label=label,
+        input=np.empty(0),
+        input_index=np.empty(0, dtype=int),
+        scores={"max_softmax": doubt},
     )
+    found = classification_metrics(part)
     assert found["auroc_max_softmax"] == found["auroc_entropy"] == 1
 
 
 def test_layer_names():
     assert layer_names(covary.mlp([3, 4, 5, 2])) == ["activation1", "activation2", "linear3"]
+
+
+def _files(run: Run) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in run.path.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("epochs", [2, 4])
+def test_a_finished_run_without_its_checkpoint_is_left_alone(tmp_path, epochs):
+    run = trained(tmp_path / "run", "two-moons", epochs=2)
+    run.checkpoint_path.unlink()
+    before = _files(run)
+    dataset, _ = load_data(DataConfig(name="two-moons"))
+    config = resolve(DataConfig(name="two-moons"), dataset, QUICK | {"epochs": epochs})
+    with pytest.raises(RunError, match=r"checkpoint\.safetensors.* is not there.*--overwrite"):
+        train(config, dataset, run, existing="resume")
+    assert _files(run) == before
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[: len(content) // 2],
+        lambda content: b"",
+        lambda content: content.replace(b'"position"', b'"positron"'),
+        lambda content: content.replace(b"random/cpu", b"random/gpu"),
+        lambda content: content.replace(b"optimizer/", b"optimiser/", 1),
+        lambda content: content.replace(b"exp_avg_sq", b"exp_avg/sq", 1),
+        lambda content: content.replace(b"objective/net.linear1", b"objective/net.linear9"),
+    ],
+)
+def test_a_damaged_checkpoint_costs_nothing_else(tmp_path, damage):
+    run = trained(tmp_path / "run", "two-moons", epochs=2)
+    run.checkpoint_path.write_bytes(damage(run.checkpoint_path.read_bytes()))
+    before = _files(run)
+    dataset, _ = load_data(DataConfig(name="two-moons"))
+    config = resolve(DataConfig(name="two-moons"), dataset, QUICK | {"epochs": 4})
+    with pytest.raises(ValueError, match=r"checkpoint\.safetensors"):
+        train(config, dataset, run, existing="resume")
+    assert _files(run) == before
+
+
+def test_what_cannot_be_built_replaces_nothing(tmp_path):
+    run = trained(tmp_path / "run", "two-moons", epochs=1)
+    before = _files(run)
+    dataset, _ = load_data(DataConfig(name="two-moons"))
+    config = resolve(DataConfig(name="two-moons"), dataset, QUICK | {"hidden": (3, -1)})
+    with pytest.raises((ValueError, RuntimeError)):
+        train(config, dataset, run, existing="overwrite")
+    assert _files(run) == before

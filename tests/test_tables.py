@@ -15,6 +15,7 @@ import torch
 
 from covary import data
 from covary.data import table_files, tables
+from covary.runs.records import decoded, to_json
 
 ROWS = 60
 
@@ -452,7 +453,7 @@ def test_a_schema_encodes_new_rows_alike(tmp_path, kind, target):
     table.to_parquet(path) if kind == "parquet" else write(path, table)
     others = [name for name in TARGETS if name != target]
     first, schema = data.read_table(path, target=target, drop=others)
-    schema = data.Schema.from_dict(json.loads(json.dumps(schema.to_dict())))
+    schema = decoded(data.Schema, json.loads(json.dumps(to_json(schema))), "schema.json")
     again, same = data.read_table(path, schema=schema)
     assert same == schema
     assert (again.features, again.classes, again.task) == (

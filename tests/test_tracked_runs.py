@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 
 import numpy as np
 import pytest
@@ -84,7 +84,7 @@ def test_it_is_measured_on_rows_that_were_trained_on(tmp_path, monkeypatch):
     monkeypatch.setattr(run_tracking, "track", spy)
     for seed in (0, 0, 1):
         run = trained(tmp_path / str(len(seen)), covariance="tracked", epochs=1, seed=seed)
-    config, dataset = run.config(), load_data(DataConfig(name="digits"))[0]
+    config, dataset = run.config, load_data(DataConfig(name="digits"))[0]
     _, rows = validation_rows(len(dataset.x), config)
     allowed = {sample.numpy().tobytes() for sample in dataset.x[rows]}
     assert {sample.numpy().tobytes() for sample in seen[-1]} <= allowed
@@ -100,24 +100,33 @@ def test_a_run_that_was_cut_within_an_epoch_ends_alike(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(config, dataset, cut, checkpoint_minutes=0, display=Cut(10))
     assert not cut.model_path.exists()
-    train(config, dataset, cut, resume=True)
+    train(config, dataset, cut, existing="resume")
     assert cut.model_path.read_bytes() == whole.model_path.read_bytes()
 
 
-def test_weights_of_an_unfinished_run_are_those_of_its_checkpoint(tmp_path):
-    """Not those that it had when it was finished before, with fewer epochs."""
+def test_a_finished_run_stays_as_it_is_until_more_epochs_are_done(tmp_path):
     run = trained(tmp_path / "run", covariance="tracked", epochs=1)
-    before = run.network().state_dict()
+    kept = {path: path.read_bytes() for path in (run.model_path, run.config_path)}
     more, dataset = configured("digits", covariance="tracked", epochs=3)
     with pytest.raises(KeyboardInterrupt):
-        train(more, dataset, run, resume=True, checkpoint_minutes=0, display=Cut(5))
-    assert not run.model_path.exists()
+        train(more, dataset, run, existing="resume", checkpoint_minutes=0, display=Cut(5))
+    assert {path: path.read_bytes() for path in kept} == kept
+    train(more, dataset, run, existing="resume")
+    long = trained(tmp_path / "long", covariance="tracked", epochs=3)
+    assert run.model_path.read_bytes() == long.model_path.read_bytes()
+    assert run.config_path.read_bytes() == long.config_path.read_bytes()
+
+
+def test_weights_of_an_unfinished_run_are_those_of_its_checkpoint(tmp_path):
+    run = Run(tmp_path / "run")
+    config, dataset = configured("digits", covariance="tracked", epochs=3)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, dataset, run, checkpoint_minutes=0, display=Cut(5))
     now = run.network().state_dict()
-    assert not torch.equal(now["linear1.weight"], before["linear1.weight"])
     stored = load_file(run.checkpoint_path)
     assert torch.equal(now["linear1.weight"], stored["objective/net.linear1.weight"])
     evaluation = evaluate(run)
-    assert "not kept, since training is not finished" in " ".join(evaluation["notes"])
+    assert "not kept, since training is not finished" in " ".join(evaluation.notes)
     assert not run.model_path.exists()
 
 
@@ -126,26 +135,40 @@ def test_a_finished_run_without_its_model_gets_it_back(tracked, tmp_path):
     for path in (tracked.config_path, tracked.checkpoint_path):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     dataset, _ = load_data(DataConfig(name="digits"))
-    assert train(tracked.config(), dataset, copy, resume=True) == []
+    assert train(tracked.config, dataset, copy, existing="resume") == []
     assert copy.model_path.read_bytes() == tracked.model_path.read_bytes()
 
 
-def test_a_run_is_evaluated_as_it_was_trained(tracked, shared):
-    assert evaluate(shared)["covariance"] == "full"
+def test_covariances_are_tracked_unless_they_are_poor(shared, tmp_path, monkeypatch):
+    run = Run(shutil.copytree(shared.path, tmp_path / "run"))
+    found = evaluate(run)
+    assert found.covariance == "tracked"
+    assert found.fidelity.rank > 0.95
+    assert found.fidelity.exact_width == found.exact_width
+    assert "Tracked covariances (exact_width=" in found.notes[1]
+    poor = Fidelity((Row(0, 0.5, 0.9),))
+    monkeypatch.setattr(run_tracking, "fidelity_of", lambda _: poor)
+    again = evaluate(run)
+    assert (again.covariance, again.exact_width, again.fidelity) == ("full", None, None)
+    assert "poor (rank correlation of entropies 0.500" in again.notes[0]
+    assert evaluate(run, covariance="tracked").covariance == "tracked"
+
+
+def test_a_tracked_run_is_evaluated_as_it_was_trained(tracked):
     evaluation = evaluate(tracked)
-    assert evaluation["covariance"] == "tracked"
-    assert evaluation["exact_width"] == fidelity_of(tracked.network()).width(None)
+    assert evaluation.covariance == "tracked"
+    assert evaluation.exact_width == fidelity_of(tracked.network()).width(None)
     dataset, _ = load_data(DataConfig(name="digits"))
     with torch.no_grad():
         out = tracked.network()(dataset.x_test)
     stored = np.load(tracked.predictions_path)
     np.testing.assert_allclose(stored["test/entropy"], out.entropy(), rtol=1e-3, atol=1e-3)
-    assert json.loads(tracked.evaluation_path.read_text())["covariance"] == "tracked"
+    assert tracked.evaluation.covariance == "tracked"
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
 def test_another_covariance_can_be_asked_for(tracked, covariance):
-    assert evaluate(tracked, covariance=covariance)["covariance"] == covariance
+    assert evaluate(tracked, covariance=covariance).covariance == covariance
     dataset, _ = load_data(DataConfig(name="digits"))
     with torch.no_grad():
         out = covary.with_covariance(tracked.network(), covariance)(dataset.x_test)
@@ -163,16 +186,16 @@ def test_covariances_that_evaluation_has_no_use_for(tracked):
 def test_tracking_is_measured_when_it_is_first_asked_for(shared):
     weights = load_file(shared.model_path)
     first = evaluate(shared, covariance="tracked")
-    assert "kept in model.safetensors" in " ".join(first["notes"])
+    assert "kept in model.safetensors" in " ".join(first.notes)
     assert fidelity_of(shared.network()) is not None
     after = load_file(shared.model_path)
     assert_same_weights(weights, {name: after[name] for name in weights})
     again = evaluate(shared, covariance="tracked")
-    assert "never measured" not in " ".join(again["notes"])
-    assert again["parts"] == first["parts"]
+    assert "never measured" not in " ".join(again.notes)
+    assert again.parts == first.parts
     # Nothing is left to train, so what was measured stays.
     dataset, _ = load_data(DataConfig(name="digits"))
-    assert train(shared.config(), dataset, shared, resume=True) == []
+    assert train(shared.config, dataset, shared, existing="resume") == []
     assert fidelity_of(shared.network()) is not None
 
 
@@ -182,7 +205,7 @@ def test_tracking_does_not_make_it_another_network(shared):
     covary.track(net := shared.network(), load_data(DataConfig(name="digits"))[0].x, progress=False)
     assert shared.save_tracking(net)
     assert weights_digest(shared.network()) == digest
-    assert shared.evaluation_is_current()
+    assert shared.is_current(shared.evaluation)
 
 
 def test_keeping_what_was_measured_keeps_double_precision(tmp_path):
@@ -196,15 +219,15 @@ def test_keeping_what_was_measured_keeps_double_precision(tmp_path):
 
 def test_exact_width_is_that_of_the_run_unless_another_is_asked_for(tmp_path):
     run = trained(tmp_path / "run", covariance="tracked", exact_width=16, epochs=1)
-    assert run.config().model.exact_width == 16
-    assert evaluate(run)["exact_width"] == 16
-    assert evaluate(run, exact_width=0)["exact_width"] == 0
+    assert run.config.model.exact_width == 16
+    assert evaluate(run).exact_width == 16
+    assert evaluate(run, exact_width=0).exact_width == 0
 
 
 def test_regression_tracks_too(tmp_path):
     run = trained(tmp_path / "run", "diabetes", covariance="tracked", batch_norm=True)
     assert fidelity_of(run.network()) is not None
-    assert evaluate(run)["parts"]["test"]["rmse"] > 0
+    assert evaluate(run).parts["test"]["rmse"] > 0
 
 
 def test_a_summary_says_what_is_better():

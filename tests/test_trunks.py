@@ -128,7 +128,7 @@ def trained(path, epochs, **more):
 def test_a_training_that_was_stopped_ends_with_the_same_weights(tmp_path):
     whole = trained(tmp_path / "whole", 2)
     trained(tmp_path / "stopped", 1)
-    resumed = trained(tmp_path / "stopped", 2, resume=True)
+    resumed = trained(tmp_path / "stopped", 2, existing="resume")
     torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
 
 

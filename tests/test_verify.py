@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 import covary
 from covary import report
 from covary.cli import app
+from covary.files import FileError
 from covary.report import figures_verify
 from covary.report import page as pages
-from covary.report.verification import read_verification
 from covary.runs import DataConfig, ModelConfig, Run, RunConfig, verify
 from covary.runs.samples import load_data
 from covary.stochastic import Chain, StreamingMoments, sample_steady
@@ -61,7 +61,7 @@ def verified(tmp_path_factory) -> Run:
 @pytest.fixture
 def undrawn(monkeypatch) -> None:
     """Seconds saved where nobody looks at figures."""
-    monkeypatch.setattr(report, "write_verification", lambda run: run / "figures")
+    monkeypatch.setattr(report, "write_verification", lambda run: run.path / "figures")
 
 
 def stored(run: Run) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def test_a_relu_network_in_time_is_its_steady_state_only_if_layers_follow_at_onc
 
 def test_a_linear_network_has_no_errors(tmp_path):
     run, _ = run_of(tmp_path / "run", activation="identity")
-    result = verify(run, **QUICK)
+    result = verify(run, **QUICK).to_json()
     for layer in result["layers"]:
         steady = layer["simulations"]["steady"]
         for key in ("mean", "variance", "covariance", "off_diagonal"):
@@ -272,7 +272,7 @@ def test_poor_layers_are_named_with_the_reason(tmp_path):
 def test_the_seed_decides_inputs_and_noise(verified, tmp_path):
     copy = Run(shutil.copytree(verified.path, tmp_path / "copy"))
     one = QUICK | {"samples": 1}
-    first, again, other = (verify(copy, **one, seed=seed) for seed in (0, 0, 1))
+    first, again, other = (verify(copy, **one, seed=seed).to_json() for seed in (0, 0, 1))
     assert again["layers"] == first["layers"]
     assert other["inputs"] != first["inputs"]
     assert other["layers"] != first["layers"]
@@ -285,7 +285,7 @@ def test_the_seed_decides_inputs_and_noise(verified, tmp_path):
 
 def test_networks_in_time_are_integrated_as_asked(verified, tmp_path):
     copy = Run(shutil.copytree(verified.path, tmp_path / "copy"))
-    found = verify(copy, **QUICK | {"samples": 1}, method="euler-maruyama", dt=0.1)
+    found = verify(copy, **QUICK | {"samples": 1}, method="euler-maruyama", dt=0.1).to_json()
     assert {one["method"] for one in found["ou"].values()} == {"euler-maruyama"}
     assert {one["dt"] for one in found["ou"].values()} == {0.1}
     assert {one["method"] for one in stored(verified)["ou"].values()} == {"exponential"}
@@ -347,8 +347,7 @@ def test_a_regression_of_one_target_has_no_matrix_to_show(tmp_path):
     model = {"input_shape": (10,), "outputs": 1, "task": "regression"}
     run, _ = run_of(tmp_path / "run", "diabetes", **model)
     verify(run, **(QUICK | {"samples": 1}))
-    found = read_verification(run.path)
-    assert found is not None
+    found = run.verification
     names = [drawing.name for drawing in figures_verify.drawings(found)]
     assert "verification-covariance" not in names
     assert "verification-moments" in names
@@ -404,7 +403,7 @@ def test_the_page_leaves_out_a_simulation_of_other_weights(shown, tmp_path):
     content = stored(copy) | {"weights": "of another"}
     copy.verification_path.write_text(json.dumps(content))
     results = report.read(copy.path)
-    assert not results.simulation_is_current
+    assert not results.is_current(results.simulated)
     left_out = pages._verification(results)
     assert left_out is not None
     assert left_out.text.startswith("Other weights than those this page is about were simulated")
@@ -418,7 +417,7 @@ def test_files_that_are_not_as_written_are_refused(shown, tmp_path):
     content = stored(copy)
     del content["layers"][0]["simulations"]["ou-1"]["variance_share"]
     copy.verification_path.write_text(json.dumps(content))
-    with pytest.raises(report.ReportError, match=r"verification.json is not as .*variance_share"):
+    with pytest.raises(FileError, match=r"verification\.json, key 'layers.*ou-1\.variance_share'"):
         report.read(copy.path)
     with pytest.raises(report.ReportError, match="was not verified yet"):
         report.write_verification(tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,24 @@ from typer.testing import CliRunner
 import covary
 from covary import report
 from covary.cli import app
+from covary.files import FileError
 from covary.report import figures_spikes
 from covary.report import page as pages
-from covary.report.spikes import read_spikes
-from covary.runs import Run, RunError, verify, verify_spiking
+from covary.runs import Run, RunError, verify
+from covary.runs import spikes as verify_spiking
+from covary.runs.results import (
+    Decisions,
+    RelativeError,
+    SpikingEntropy,
+    SpikingLayer,
+    SpikingVerification,
+)
 from covary.runs.samples import load_data
-from covary.runs.verify_spiking import sentences
+from covary.runs.spikes import sentences
 from covary.stochastic import from_nir
 from tests import report_runs
 from tests.report_runs import Page
+from tests.test_files import ORIGIN
 from tests.test_verify import run_of
 
 LIF_MODEL: dict[str, Any] = {
@@ -59,7 +69,7 @@ def stored(run: Run) -> dict[str, Any]:
 
 def balanced(run: Run, net: torch.nn.Sequential) -> Run:
     """The run with statistics of its inputs in batch norm, as training leaves them."""
-    data = load_data(run.config().data, data_dir=None, seed=0)[0]
+    data = load_data(run.config.data, data_dir=None, seed=0)[0]
     net.train()
     with torch.no_grad():
         for _ in range(150):  # until nothing is left of the statistics that it started with
@@ -88,8 +98,7 @@ def test_neurons_fire_as_their_moments_say(verified):
         assert 0.3 < layer["mean_fano"] < 1.5
         assert layer["silent"] < 0.1
         assert layer["saturated"] == 0
-    first = read_spikes(verified.path)
-    assert first is not None
+    first = verified.spikes
     rates = first.of(first.layers[0], "rate")
     assert rates.shape == (2, 16)
     sampled, error = (first.of(first.layers[0], key) for key in ("sampled_rate", "rate_error"))
@@ -115,7 +124,7 @@ def test_regular_trains_are_said_to_be_no_white_noise(tmp_path):
         for norm in (net.batch_norm1, net.batch_norm2):
             norm.bias.fill_(1.0)  # above threshold, by itself
             norm.weight.fill_(1.0)
-    result = verify(balanced(run, net), **(BRIEF | {"decisions": 0, "duration": 400.0}))
+    result = verify(balanced(run, net), **(BRIEF | {"decisions": 0, "duration": 400.0})).to_json()
     assert result["decisions"] is None
     first, second = result["layers"]
     assert "rate" not in first["poor"]
@@ -126,50 +135,79 @@ def test_regular_trains_are_said_to_be_no_white_noise(tmp_path):
     assert "with more noise (--noise)" in note
 
 
+def made_up(*layers: SpikingLayer, decisions: Decisions | None = None) -> SpikingVerification:
+    return SpikingVerification(
+        **ORIGIN,
+        dataset="digits",
+        weights="",
+        task="classification",
+        activation="lif",
+        noise=(0.2,),
+        inputs=(0,),
+        copies=64,
+        duration=1000.0,
+        limit=0.05,
+        burn_in=100.0,
+        window=200.0,
+        dt=0.25,
+        layers=layers,
+        entropy=SpikingEntropy((), (), (), None),
+        decisions=decisions,
+    )
+
+
 def test_covariances_that_are_off_are_said_with_the_reason():
-    errors = {key: {"value": 0.2, "bar": 0.01} for key in ("fano", "covariance")}
-    errors["rate"] = {"value": 0.01, "bar": 0.001}
-    neuron = {"v_th": 20.0, "v_res": 0.0}
-    layer: dict[str, Any] = {"name": "two", "poor": ["covariance"], "errors": errors}
-    layer |= {"pairs": [[3, 5, -0.7]], "mean_fano": 1.0, "jump": 8.0, "neuron": neuron}
-    result: dict[str, Any] = {"layers": [layer], "window": 200.0}
-    (note,) = sentences(result)
+    errors = {key: RelativeError(0.2, 0.01, 0.01) for key in ("fano", "covariance")}
+    errors["rate"] = RelativeError(0.01, 0.001, 0.001)
+    layer = SpikingLayer(
+        name="two",
+        units=8,
+        neuron={"v_th": 20.0, "v_res": 0.0},
+        poor=("covariance",),
+        pairs=((3, 5, -0.7),),
+        jump=8.0,
+        mean_rate=0.1,
+        mean_fano=1.0,
+        silent=0.0,
+        saturated=0.0,
+        errors=errors,
+    )
+    (note,) = sentences(made_up(layer))
     assert note.startswith("two: rates are right, but Fano factors are 20% and covariances")
     assert "|rho| = 0.70 (neurons 3 and 5)" in note
-    strong = sentences(result | {"layers": [layer, layer | {"poor": ["rate"]}]})[1]
+    strong = sentences(made_up(layer, replace(layer, poor=("rate",))))[1]
     assert "A spike moves it by 8.0 mV here, of 20 mV" in strong
-    errors["rate"]["bar"] = 0.03
-    layer["poor"] = []
-    assert "two (rates more than 5% off?)" in sentences(result)[0]
-    assert "cannot be told" in sentences(result)[0]
+    unclear = errors | {"rate": RelativeError(0.01, 0.03, 0.001)}
+    said = sentences(made_up(replace(layer, poor=(), errors=unclear)))[0]
+    assert "two (rates more than 5% off?)" in said
+    assert "cannot be told" in said
 
 
 def test_a_regression_has_spikes_and_no_decisions(tmp_path):
     model = LIF_MODEL | {"input_shape": (10,), "outputs": 1, "task": "regression"}
     run = balanced(*run_of(tmp_path / "run", "diabetes", **model))
-    result = verify(run, **BRIEF)
+    result = verify(run, **BRIEF).to_json()
     assert result["decisions"] is None
     assert np.isfinite(result["entropy"]["simulated"][-1])
 
 
 def test_what_is_said_of_decisions():
-    decided = {"times": [10.0, 100.0], "accuracy": [0.5, 0.97], "inputs": 500, "moments": 0.98}
-    result: dict[str, Any] = {"layers": [], "window": 200.0, "decisions": decided}
-    assert "within 2 points of them after 100 ms" in sentences(result)[-1]
-    decided["accuracy"] = [0.5, 0.9]
-    assert "Simulate for longer" in sentences(result)[-1]
+    decided = Decisions(500, 3, 0.5, (10.0, 100.0), (0.5, 0.97), (0.0, 0.0), (0.5, 0.97), 0.98)
+    assert "within 2 points of them after 100 ms" in sentences(made_up(decisions=decided))[-1]
+    slow = replace(decided, accuracy=(0.5, 0.9))
+    assert "Simulate for longer" in sentences(made_up(decisions=slow))[-1]
 
 
 def test_the_seed_decides_it_all(verified, tmp_path):
     copy = Run(shutil.copytree(verified.path, tmp_path / "copy"))
     brief = BRIEF | {"decisions": 0}
-    once, again, other = (verify(copy, **brief, seed=seed)["layers"] for seed in (0, 0, 1))
+    once, again, other = (verify(copy, **brief, seed=seed).layers for seed in (0, 0, 1))
     assert once == again
     assert once != other
 
 
 def test_a_person_sees_tables_that_fit_a_terminal(verified, tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "write_verification", lambda run: run / "figures")
+    monkeypatch.setattr(report, "write_verification", lambda run: run.path / "figures")
     copy = Run(shutil.copytree(verified.path, tmp_path / "copy"))
     said = command("verify", copy.path, *OPTIONS)
     table = [line for line in said.splitlines() if line.startswith(("│", "┃"))]
@@ -195,8 +233,7 @@ def shown(verified, tmp_path_factory) -> Run:
 
 
 def test_figures_say_what_they_show(verified, tmp_path):
-    found = read_spikes(verified.path)
-    assert found is not None
+    found = verified.spikes
     drawn = {drawing.name: drawing for drawing in figures_spikes.drawings(found)}
     assert list(drawn) == ["spikes-neurons", "spikes-decision"]
     error = stored(verified)["layers"][0]["errors"]["rate"]["value"]
@@ -224,7 +261,7 @@ def test_files_that_are_not_as_written_are_refused(shown, tmp_path):
     content = stored(copy)
     del content["layers"][0]["mean_rate"]
     copy.spikes_path.write_text(json.dumps(content))
-    with pytest.raises(report.ReportError, match=r"spikes.json is not as .*mean_rate"):
+    with pytest.raises(FileError, match=r"spikes\.json, key 'layers\.*\[0\]\.mean_rate': missing"):
         report.read(copy.path)
 
 
@@ -237,7 +274,7 @@ def test_a_run_leaves_as_a_file_that_comes_back(verified, tmp_path):
     assert "(x - 127.5) / 127.5" in said
     assert "64-16-12-10" in said
     again, net = from_nir(path), covary.with_covariance(verified.network(), "full").eval()
-    x = load_data(verified.config().data, data_dir=None, seed=0)[0].x_test[:3]
+    x = load_data(verified.config.data, data_dir=None, seed=0)[0].x_test[:3]
     out = again(x.flatten(1).float() / 127.5 - 1)
     torch.testing.assert_close(out.mean, net(x).mean, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(out.variance, net(x).variance, rtol=1e-3, atol=1e-6)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from covary import runs
 from covary.cli import common
 from covary.cli.common import DataDir, Debug, Json, RunPath, Seed, reported, say
-from covary.cli.options import PerSampleCovariance
-from covary.runs import Run
+from covary.cli.options import AttackedCovariance
 from covary.runs.attack import (
     ATTACKS,
     EPSILONS,
@@ -21,6 +21,7 @@ from covary.runs.attack import (
     check_search,
 )
 from covary.runs.config import check_covariance
+from covary.runs.results import Attack, AttackRow
 
 _SWEEP, _ALL = ",".join(f"{epsilon:g}" for epsilon in EPSILONS), ",".join(ATTACKS)
 _Epsilon = Annotated[
@@ -65,7 +66,7 @@ def attack(
         int, typer.Option("--queries", min=1, help="How often square asks about an input.")
     ] = 300,
     clip: _Clip = True,
-    covariance: PerSampleCovariance = None,
+    covariance: AttackedCovariance = None,
     search: Annotated[
         str,
         typer.Option(
@@ -98,14 +99,14 @@ def attack(
     """
     strengths = common.numbers(epsilon, float, "--epsilon") or ()
     names = common.numbers(attacks, str, "--attack") or ()
-    config = Run(run).config()
+    opened = runs.open(run, data_dir=data_dir)
     with common.wrong_use():
         check_epsilons(strengths)
         check_attacks(names)
         check_search(search)
-        check_covariance(covariance, None, config.model)
+        check_covariance(covariance, None, opened.config.model)
     result = attack_run(
-        Run(run),
+        opened,
         epsilons=strengths,
         attacks=names,
         samples=samples,
@@ -116,56 +117,53 @@ def attack(
         search=search,
         whole_gradient=whole_gradient,
         clip=clip,
-        data_dir=data_dir,
         seed=seed,
         progress=common.progress,
     )
     if as_json:
-        common.show_json(result)
+        common.show_json(result.to_json())
         return
-    for network in result["networks"]:
-        _show(result, network["name"])
-    for note in result["notes"]:
-        say(f"Note: {note}")
-    for sentence in result["verdict"]:
+    for network in result.networks:
+        _show(result, network.name)
+    for sentence in (*(f"Note: {note}" for note in result.notes), *result.verdict):
         say(sentence)
-    say(f"epsilon is in {result['epsilon_unit']}.")
-    say(f"Written to {Run(run).path / 'attack.json'}.")
+    say(f"epsilon is in {result.epsilon_unit}.")
+    say(f"Written to {opened.attack_path}.")
 
 
-def _show(result: dict[str, Any], network: str) -> None:
+def _show(result: Attack, network: str) -> None:
     """A table of each measure, epsilons by attacks."""
-    rows = [row for row in result["rows"] if row["network"] == network]
-    names = list(dict.fromkeys(row["attack"] for row in rows))
+    rows = [row for row in result.rows if row.network == network]
+    names = result.names(network)
     for title, shown in _MEASURES.items():
         common.show_table(
             f"{network}: {title}",
             ["epsilon", *names],
             [
-                [f"{epsilon:g}", *(shown(row) for row in rows if row["epsilon"] == epsilon)]
-                for epsilon in result["epsilons"]
+                [f"{epsilon:g}", *(shown(row) for row in rows if row.epsilon == epsilon)]
+                for epsilon in result.epsilons
             ],
         )
 
 
-def _accuracy(row: dict[str, Any]) -> str:
-    return _decimal(row["accuracy"], 3)
+def _accuracy(row: AttackRow) -> str:
+    return _decimal(row.accuracy, 3)
 
 
-def _median(row: dict[str, Any]) -> str:
-    return _decimal(row["entropy"]["median"], 1)
+def _median(row: AttackRow) -> str:
+    return _decimal(row.entropy.median, 1)
 
 
-def _auroc(score: str, row: dict[str, Any]) -> str:
+def _auroc(score: str, row: AttackRow) -> str:
     # At 0 nothing was attacked, so there is nothing to tell apart.
-    return "" if row["epsilon"] == 0 else _decimal(row["auroc"][score], 2)
+    return "" if row.epsilon == 0 else _decimal(row.auroc[score], 2)
 
 
 def _decimal(value: float | None, digits: int) -> str:
     return "undefined" if value is None else f"{value:.{digits}f}"
 
 
-_MEASURES: dict[str, Callable[[dict[str, Any]], str]] = {
+_MEASURES: dict[str, Callable[[AttackRow], str]] = {
     "accuracy": _accuracy,
     "median entropy (nats)": _median,
     "AUROC of entropy": partial(_auroc, "entropy"),

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
+from covary import runs
 from covary.cli import common
 from covary.cli.common import DataDir, Debug, Json, RunPath, quoted, reported, say
 from covary.cli.options import PerSampleCovariance
-from covary.runs import Run
-from covary.runs.uncertainty import NOISE, HeldOut
-from covary.runs.uncertainty import calibrate as fit
+from covary.runs.held_out import HeldOut
+from covary.runs.uncertainty import NOISE
 
 
 @reported
@@ -44,9 +44,8 @@ def calibrate(
     """
     if noise not in NOISE:
         raise typer.BadParameter(f"{noise!r} is not one of {', '.join(NOISE)}.")
-    found = fit(
-        Run(run), covariance=covariance, noise=noise, data_dir=data_dir, progress=common.progress
-    )
+    opened = runs.open(run, data_dir=data_dir)
+    found = runs.calibrate(opened, covariance=covariance, noise=noise, progress=common.progress)
     if as_json:
         common.show_json(_content(found))
         return

@@ -32,7 +32,7 @@ def demo(
     - `covary demo`
     """
     run = Run(out)
-    if run.exists() and run.config().data.name != "digits":
+    if run.exists() and run.config.data.name != "digits":
         raise RunError(f"{out} holds a run on other data. Choose another folder (--out).")
     said = {"--epochs": epochs, "--seed": seed, "--out": out}
     options = [str(part) for option in said.items() for part in option]

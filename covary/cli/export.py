@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 from torch import nn
 
+from covary import runs
 from covary.cli import common
 from covary.cli.common import Debug, RunPath, quoted, reported, say
 from covary.nn import Standardize
-from covary.runs import Run, RunError
+from covary.runs import RunError
 from covary.stochastic import Chain, save_nir
 
 
@@ -46,7 +47,7 @@ def export(
     """
     if out.exists() and not overwrite:
         raise RunError(f"{out} exists already. Replace it (--overwrite) or choose another name.")
-    chain = Chain.of(Run(run).network())
+    chain = Chain.of(runs.open(run).network())
     standardize = [layer for layer in chain.trunk if isinstance(layer, Standardize)]
     others = [
         layer

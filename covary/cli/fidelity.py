@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from covary import runs
 from covary.cli import common
 from covary.cli.common import (
     DataDir,
@@ -20,8 +21,8 @@ from covary.cli.common import (
     say,
 )
 from covary.nn.fidelity import Row
-from covary.runs import Run, measure_fidelity
 from covary.runs.config import PER_SAMPLE
+from covary.runs.results import Fidelity, Representation
 
 _ERRORS = ("mean", "variance", "covariance")
 
@@ -54,95 +55,99 @@ def fidelity(
     - `covary fidelity runs/mnist --ood notmnist`
     - `covary fidelity runs/houses --samples 200 --json`
     """
-    result = measure_fidelity(
-        Run(run),
+    opened = runs.open(run, data_dir=data_dir)
+    result = runs.measure_fidelity(
+        opened,
         ood=tuple(ood or ()),
         samples=samples,
         batch_size=batch_size,
-        data_dir=data_dir,
         seed=seed,
         progress=common.progress,
     )
     if as_json:
-        common.show_json(result)
+        common.show_json(result.to_json())
         return
-    for part in result["parts"]:
+    for part in result.parts:
         _show_part(f"{run}, {part}", result, part)
     _show_costs(result)
     say("* is what --covariance tracked uses by itself.")
-    for note in result["notes"]:
+    for note in result.notes:
         say(f"Note: {note}")
     say(_advice(result, quoted(run)))
-    say(f"Written to {Run(run).fidelity_path}.")
+    say(f"Written to {opened.fidelity_path}.")
 
 
-def _show_part(title: str, result: dict[str, Any], part: str) -> None:
-    kinds = result["representations"]
-    samples = kinds[0]["parts"][part]["samples"]
-    classify = result["task"] == "classification"
+def _show_part(title: str, result: Fidelity, part: str) -> None:
+    kinds = result.representations
+    samples = kinds[0].parts[part].samples
+    classify = result.task == "classification"
     common.show_table(
         f"{title}: errors against exact covariances, {samples:,} samples",
         ["", *_ERRORS, "rank", *(["class"] if classify else [])],
         [
             [
                 _marked(kind, result),
-                *(_percent(kind["parts"][part][key]) for key in _ERRORS),
-                _decimal(kind["parts"][part]["rank"], 3, "undefined"),
-                *([_percent(kind["parts"][part]["argmax"])] if classify else []),
+                *(_percent(kind.of(part, key)) for key in _ERRORS),
+                _decimal(kind.parts[part].rank, 3, "undefined"),
+                *([_percent(kind.parts[part].argmax)] if classify else []),
             ]
             for kind in kinds
         ],
     )
 
 
-def _show_costs(result: dict[str, Any]) -> None:
+def _show_costs(result: Fidelity) -> None:
     common.show_table(
-        f"What a batch of {result['batch']} costs",
+        f"What a batch of {result.batch} costs",
         ["", "time (plain = 1)", "memory (MB)"],
         [
             [
                 _marked(kind, result),
-                _decimal(kind["time_over_plain"], 1, "unknown"),
-                _decimal(kind["peak_memory_mb"], 1, "unknown"),
+                _decimal(kind.time_over_plain, 1, "unknown"),
+                _decimal(kind.peak_memory_mb, 1, "unknown"),
             ]
-            for kind in result["representations"]
+            for kind in result.representations
         ],
     )
 
 
-def _advice(result: dict[str, Any], run: str) -> str:
+def _advice(result: Fidelity, run: str) -> str:
     """Which representation to take: the cheapest that agrees well enough on every part."""
-    kinds = [kind for kind in result["representations"] if kind["covariance"] in PER_SAMPLE]
+    kinds = [kind for kind in result.representations if kind.covariance in PER_SAMPLE]
     full = kinds[0]
-    best = min(filter(_is_good, kinds), key=lambda kind: float(kind["time_over_plain"]))
+    best = min(filter(_is_good, kinds), key=_time)
     if best is full:
-        cheaper = [kind for kind in kinds if kind["time_over_plain"] < full["time_over_plain"]]
+        cheaper = [kind for kind in kinds if _time(kind) < _time(full)]
         reason = "what is cheaper agrees too little" if cheaper else "nothing is cheaper here"
         return f"Take full: it is exact, and {reason} (covary evaluate {run} --covariance full)."
-    option = f"--covariance {best['covariance']}"
-    if best["exact_width"] is not None and best["name"] != result["chosen"]:
-        option += f" --exact-width {best['exact_width']}"
-    times = full["time_over_plain"] / best["time_over_plain"]
+    option = f"--covariance {best.covariance}"
+    if best.exact_width is not None and best.name != result.chosen:
+        option += f" --exact-width {best.exact_width}"
+    times = _time(full) / _time(best)
     return (
-        f"Take {best['name']}: {times:.1f} times faster than full, {_worst(best)} at worst "
+        f"Take {best.name}: {times:.1f} times faster than full, {_worst(best)} at worst "
         f"(covary evaluate {run} {option})."
     )
 
 
-def _is_good(kind: dict[str, Any]) -> bool:
-    return kind["covariance"] == "full" or _worst(kind).is_good
+def _is_good(kind: Representation) -> bool:
+    return kind.covariance == "full" or _worst(kind).is_good
 
 
-def _worst(kind: dict[str, Any]) -> Row:
+def _worst(kind: Representation) -> Row:
     """Of all parts, the lowest rank and the largest error; unknown ones count for nothing good."""
-    parts = kind["parts"].values()
-    ranks = [part["rank"] for part in parts if part["rank"] is not None]
-    errors = [math.inf if part["covariance"] is None else part["covariance"] for part in parts]
-    return Row(kind["exact_width"] or 0, min(ranks, default=math.nan), max(errors))
+    parts = kind.parts.values()
+    ranks = [part.rank for part in parts if part.rank is not None]
+    errors = [math.inf if part.covariance is None else part.covariance for part in parts]
+    return Row(kind.exact_width or 0, min(ranks, default=math.nan), max(errors))
 
 
-def _marked(kind: dict[str, Any], result: dict[str, Any]) -> str:
-    return f"{kind['name']} *" if kind["name"] == result["chosen"] else str(kind["name"])
+def _time(kind: Representation) -> float:
+    return math.inf if kind.time_over_plain is None else kind.time_over_plain
+
+
+def _marked(kind: Representation, result: Fidelity) -> str:
+    return f"{kind.name} *" if kind.name == result.chosen else kind.name
 
 
 def _percent(value: float | None) -> str:

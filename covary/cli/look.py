@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from covary import runs
 from covary.cli import common
 from covary.cli.common import (
     DataDir,
@@ -21,9 +23,8 @@ from covary.cli.common import (
 )
 from covary.cli.options import PerSampleCovariance
 from covary.report.words import contradictions
-from covary.runs import Run
-from covary.runs import evaluate as measure
 from covary.runs.config import check_covariance
+from covary.runs.records import Numbers
 from covary.uncertainty.metrics import METRICS
 from covary.uncertainty.scores import about
 
@@ -49,8 +50,9 @@ def evaluate(
 ) -> None:
     """Measure a trained run on its test data, and on foreign data.
 
-    Every sample gets a covariance of its own, exact (full), approximate and much cheaper (tracked)
-    or without correlations (diagonal); covary fidelity says how much they differ.
+    Every sample gets a covariance of its own: tracked, which is approximate and cheap, and whose
+    agreement with exact ones is measured and printed; full, which is exact; or diagonal, without
+    correlations. covary fidelity says how much they differ.
 
     AUROC is that of telling wrong predictions from right ones (test), or foreign inputs from those
     of the test set, beside what max-softmax does, which takes no covariance. Numbers go to
@@ -59,60 +61,50 @@ def evaluate(
     Examples:
 
     - `covary evaluate runs/mnist --ood notmnist --ood fashion-mnist`
-    - `covary evaluate runs/mnist --covariance tracked`
+    - `covary evaluate runs/mnist --covariance full`
     - `covary evaluate runs/houses --json`
     """
-    config = Run(run).config()
+    opened = runs.open(run, data_dir=data_dir)
     with common.wrong_use():
-        covariance = check_covariance(covariance, exact_width, config.model)
-    evaluation = measure(
-        Run(run),
+        if covariance is not None or exact_width is not None:
+            check_covariance(covariance or "tracked", exact_width, opened.config.model)
+    found = runs.evaluate(
+        opened,
         covariance=covariance,
         exact_width=exact_width,
         ood=tuple(ood or ()),
-        data_dir=data_dir,
         seed=seed,
         progress=common.progress,
     )
     if as_json:
-        common.show_json(evaluation)
+        common.show_json(found.to_json())
         return
-    parts = evaluation["parts"]
-    calibrated = evaluation["calibration"]
-    columns = {"test": parts["test"]}
-    if calibrated:
-        columns["calibrated"] = calibrated["test"]
-    columns |= parts
-    common.show_table(
-        f"{run}: {evaluation['task']} of {evaluation['dataset']}, {covariance} covariances",
-        ["", *columns],
-        _metric_rows(columns),
-    )
-    if calibrated:
-        say(f"Calibrated on {calibrated['held_out_samples']:,} held-out training samples.")
-    _show_scores(evaluation["scores"])
-    if evaluation["by_target"]:
-        common.show_table(
-            "The same for each target, in its own units",
-            ["", *evaluation["by_target"]],
-            _metric_rows(evaluation["by_target"]),
-        )
-    for line in contradictions(parts):
+    columns = {"test": found.parts["test"]}
+    if found.calibration is not None:
+        columns["calibrated"] = found.calibration.test
+    columns |= found.parts
+    _show_metrics(f"{run}: {found.task} of {found.dataset}, {found.held} covariances", columns)
+    if found.calibration is not None:
+        say(f"Calibrated on {found.calibration.held_out_samples:,} held-out training samples.")
+    _show_scores(found.scores)
+    if found.by_target:
+        _show_metrics("The same for each target, in its own units", found.by_target)
+    for line in contradictions(found.parts):
         say(line)
-    for note in evaluation["notes"]:
+    for note in found.notes:
         say(f"Note: {note}")
-    if evaluation["separability"]:
-        usual = "right predictions" if "accuracy" in parts["test"] else "test inputs"
-        against = {name: "wrong" if name == "test" else name for name in evaluation["separability"]}
+    if found.separability:
+        usual = "right predictions" if found.task == "classification" else "test inputs"
+        against = {name: "wrong" if name == "test" else name for name in found.separability}
         common.show_table(
             f"Separability of entropy from that of {usual}, by layer",
             ["layer", *against.values()],
             [
-                [layer, *(_decimal(values[i]) for values in evaluation["separability"].values())]
-                for i, layer in enumerate(evaluation["layers"])
+                [layer, *(_decimal(values[i]) for values in found.separability.values())]
+                for i, layer in enumerate(found.layers)
             ],
         )
-    say(f"Written to {Run(run).evaluation_path}. Look at it: covary report {quoted(run)}.")
+    say(f"Written to {opened.evaluation_path}. Look at it: covary report {quoted(run)}.")
 
 
 @reported
@@ -139,18 +131,27 @@ def report(
     """
     from covary.report import write
 
-    Run(run).config()  # a folder that holds no run is said to be none, not to lack an evaluation
-    if not Run(run).evaluation_is_current():
+    opened = runs.open(run, data_dir=data_dir)
+    if not (opened.is_current(opened.evaluation) and opened.predictions_path.exists()):
         say("Not evaluated since it was trained: measuring it on its test data first.")
-        measure(Run(run), data_dir=data_dir, seed=seed, progress=common.progress)
-    page = write(run, out=out)
+        runs.evaluate(opened, seed=seed, progress=common.progress)
+    page = write(opened, out=out)
     if as_json:
         common.show_json({"report": str(page)})
         return
     say(f"The report is {page}. Open it in a browser: {page.resolve().as_uri()}")
 
 
-def _show_scores(by_part: dict[str, dict[str, dict[str, float | None]]]) -> None:
+def _show_metrics(title: str, columns: Mapping[str, Numbers]) -> None:
+    rows = [
+        [metric.title, *(_number(part, key) for part in columns.values())]
+        for key, metric in METRICS.items()
+        if any(key in part for part in columns.values())
+    ]
+    common.show_table(title, ["", *columns], rows)
+
+
+def _show_scores(by_part: Mapping[str, Mapping[str, Numbers]]) -> None:
     """What each score finds: errors, and inputs of each foreign set."""
     test = by_part["test"]
     kind = "auroc" if "auroc" in next(iter(test.values())) else "spearman_error"
@@ -170,16 +171,7 @@ def _show_scores(by_part: dict[str, dict[str, dict[str, float | None]]]) -> None
     )
 
 
-def _metric_rows(columns: dict[str, dict[str, Any]]) -> list[list[str]]:
-    """A row for each metric that any column has."""
-    return [
-        [metric.title, *(_number(one, key) for one in columns.values())]
-        for key, metric in METRICS.items()
-        if any(key in one for one in columns.values())
-    ]
-
-
-def _number(part: dict[str, Any], key: str) -> str:
+def _number(part: Numbers, key: str) -> str:
     if key not in part:
         return ""
     return f"{part[key]:,}" if key == "samples" else _decimal(part[key])

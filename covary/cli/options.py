@@ -119,6 +119,14 @@ PerSampleCovariance = Annotated[
     typer.Option(
         "--covariance",
         help=f"How it is held: {', '.join(PER_SAMPLE)}.",
+        show_default="tracked, or full where tracked ones are poor",
+    ),
+]
+AttackedCovariance = Annotated[
+    str | None,
+    typer.Option(
+        "--covariance",
+        help=f"How it is held: {', '.join(PER_SAMPLE)}.",
         show_default="tracked if it was so in training, else full",
     ),
 ]

@@ -14,7 +14,7 @@ from covary.cli.options import Chosen, configured, option
 from covary.data import Dataset, describe
 from covary.runs import DataConfig, ModelConfig, Run, RunConfig
 from covary.runs.samples import load_data, validation_rows
-from covary.runs.tracking import fidelity_of, summary
+from covary.runs.tracking import summary
 from covary.runs.training import resolve
 from covary.runs.training import train as train_run
 from covary.training import Silent, TrainingConfig, terminal_or_lines
@@ -87,7 +87,7 @@ def train(
             raise ValueError("--resume goes on with a run, --overwrite replaces it: choose one.")
         data_config = _data_config(data, chosen)
     if chosen["trunk_from"] is not None:
-        chosen["trunk"] = chosen["trunk"] or Run(chosen["trunk_from"]).config().model.trunk or None
+        chosen["trunk"] = chosen["trunk"] or Run(chosen["trunk_from"]).config.model.trunk or None
         chosen["trunk_from"] = str(Path(chosen["trunk_from"]).resolve())
     dataset, schema = load_data(data_config, data_dir=data_dir, seed=seed)
     with common.wrong_use():
@@ -113,8 +113,7 @@ def train(
         accelerator=accelerator,
         devices=devices,
         strategy=strategy,
-        resume=resume,
-        overwrite=overwrite,
+        existing="resume" if resume else "overwrite" if overwrite else "refuse",
         checkpoint_minutes=checkpoint_minutes,
         keep=kept,
         display=Silent() if as_json else terminal_or_lines(common.voice),
@@ -152,7 +151,7 @@ def _plan(config: RunConfig, dataset: Dataset, run: Run) -> str:
 
 
 def _show_trained(run: Run, config: RunConfig, history: list[Any], *, as_json: bool) -> None:
-    measured = fidelity_of(run.network()) if config.model.covariance == "tracked" else None
+    measured = run.tracking if config.model.covariance == "tracked" else None
     if as_json:
         rows = None if measured is None else [row._asdict() for row in measured.rows]
         result = {"run": str(run.path), "config": asdict(config), "epochs": history}

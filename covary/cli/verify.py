@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from covary import report
+from covary import report, runs
 from covary.cli import common
 from covary.cli.common import DataDir, Debug, Json, RunPath, Seed, quoted, reported, say
-from covary.runs import Run
-from covary.runs import verify as verify_run
+from covary.runs.results import (
+    Decisions,
+    EntropyGap,
+    RelativeError,
+    SpikingVerification,
+    Verification,
+    WithBar,
+)
 from covary.stochastic.statistics import GROUPS
 
 _Copies = Annotated[
@@ -74,131 +80,127 @@ def verify(
     - `covary verify runs/mnist --samples 1 --copies 262144 --json`
     - `covary verify runs/mnist-lif --duration 500 --decisions 200`
     """
-    result = verify_run(
-        Run(run),
+    opened = runs.open(run, data_dir=data_dir)
+    result = runs.verify(
+        opened,
         samples=samples,
         copies=copies,
         duration=duration,
         decisions=decisions,
-        data_dir=data_dir,
         seed=seed,
         progress=common.progress,
     )
-    figures = report.write_verification(run)
+    figures = report.write_verification(opened)
     if as_json:
-        common.show_json(result)
+        common.show_json(result.to_json())
         return
-    spiking = result["kind"] == "spiking"
-    if spiking:
+    if isinstance(result, SpikingVerification):
         _show_spikes(result)
-        if result["decisions"] is not None:
-            _show_decisions(result["decisions"])
+        if result.decisions is not None:
+            _show_decisions(result.decisions)
+        what = "Rates are more than 5%, or Fano factors or covariances more than 10% off"
+        poor, path = any(layer.poor for layer in result.layers), opened.spikes_path
     else:
         _show_errors(result)
         _show_simulations(result)
-    if any(layer["poor"] for layer in result["layers"]):
-        what = "Rates are more than 5%, or Fano factors or covariances more than 10% off"
-        if not spiking:
-            what = f"Covariances are more than {result['limit']:.0%} off"
+        what = f"Covariances are more than {result.limit:.0%} off"
+        poor, path = any(layer.poor for layer in result.layers), opened.verification_path
+    if poor:
         say(f"* {what}, beyond doubt.")
-    for note in result["notes"]:
+    for note in result.notes:
         say(f"Note: {note}")
-    path = Run(run).spikes_path if spiking else Run(run).verification_path
     say(f"Written to {path}, and figures to {figures}.")
     say(f"See them on one page: covary report {quoted(run)}")
 
 
-def _show_errors(result: dict[str, Any]) -> None:
-    count = len(result["inputs"])
+def _show_errors(result: Verification) -> None:
+    count = len(result.inputs)
     common.show_table(
         f"Moments against a simulation, {count} inputs: errors in %, entropy in nats",
         ["layer", *_COLUMNS.values(), "entropy"],
         [
             [
-                layer["name"] + (" *" if layer["poor"] else ""),
-                *(_error(layer["simulations"]["steady"][key]) for key in _COLUMNS),
-                _plus_minus(layer["simulations"]["steady"]["entropy"], "+"),
+                layer.name + (" *" if layer.poor else ""),
+                *(_error(getattr(layer.steady, key)) for key in _COLUMNS),
+                _plus_minus(layer.steady.entropy, "+"),
             ]
-            for layer in result["layers"]
+            for layer in result.layers
         ],
     )
 
 
-def _show_simulations(result: dict[str, Any]) -> None:
+def _show_simulations(result: Verification) -> None:
     common.show_table(
         "The simulation: its own noise in %, variance in time (steady = 1)",
         ["layer", "units", "mean", "covariance", "samples", "at once", "equal tau"],
         [
             [
-                layer["name"],
-                str(layer["units"]),
-                _percent(layer["simulations"]["steady"]["mean"]["floor"]),
-                _percent(layer["simulations"]["steady"]["covariance"]["floor"]),
-                _count(layer["simulations"]["steady"]["effective_samples"]),
-                *(
-                    _plus_minus(layer["simulations"][name]["variance_share"])
-                    for name in ("ou-0", "ou-1")
-                ),
+                layer.name,
+                str(layer.units),
+                _percent(layer.steady.mean.floor),
+                _percent(layer.steady.covariance.floor),
+                _count(layer.steady.effective_samples),
+                *(_plus_minus(layer.simulations[name].variance_share) for name in ("ou-0", "ou-1")),
             ]
-            for layer in result["layers"]
+            for layer in result.layers
         ],
     )
 
 
-def _show_spikes(result: dict[str, Any]) -> None:
-    count = len(result["inputs"])
+def _show_spikes(result: SpikingVerification) -> None:
+    count = len(result.inputs)
     common.show_table(
         f"Moments against spikes, {count} inputs: errors in %",
         ["layer", "spikes/s", "Fano", "rate ±", "Fano ±", "covar. ±", "pairs ±"],
         [
             [
-                layer["name"] + (" *" if layer["poor"] else ""),
-                f"{1000 * layer['mean_rate']:.1f}",
-                "none" if layer["mean_fano"] is None else f"{layer['mean_fano']:.2f}",
+                layer.name + (" *" if layer.poor else ""),
+                f"{1000 * layer.mean_rate:.1f}",
+                "none" if layer.mean_fano is None else f"{layer.mean_fano:.2f}",
                 *(
-                    _error(layer["errors"][key])
+                    _error(layer.errors[key])
                     for key in ("rate", "fano", "covariance", "off_diagonal")
                 ),
             ]
-            for layer in result["layers"]
+            for layer in result.layers
         ],
     )
 
 
-def _show_decisions(decided: dict[str, Any]) -> None:
+def _show_decisions(decided: Decisions) -> None:
     common.show_table(
-        f"{decided['inputs']} decisions; moments: {100 * decided['moments']:.1f}% right",
+        f"{decided.inputs} decisions; moments: {100 * decided.moments:.1f}% right",
         ["after (ms)", "right (%)", "as the moments (%)"],
         [
-            [f"{time:g}", f"{100 * right:.1f}±{100 * bar:.1f}", f"{100 * agrees:.1f}"]
+            [f"{time:g}", f"{100 * right:.1f}±{_percent(bar, 1)}", f"{100 * agrees:.1f}"]
             for time, right, bar, agrees in zip(
-                decided["times"],
-                decided["accuracy"],
-                decided["bar"],
-                decided["agreement"],
+                decided.times,
+                decided.accuracy,
+                decided.bar,
+                decided.agreement,
                 strict=True,
             )
         ],
     )
 
 
-def _error(error: dict[str, float | None]) -> str:
-    value, bar = error["value"], error["bar"]
+def _error(error: RelativeError) -> str:
+    value, bar = error.value, error.bar
     if value is None or bar is None:
         return "undefined"
     decimals = 2 if bar < 0.0005 else 1 if bar < 0.05 else 0
     return f"{100 * value:.{decimals}f}±{100 * bar:.{decimals}f}"
 
 
-def _percent(value: float | None) -> str:
-    return "undefined" if value is None else f"{100 * value:.2f}"
+def _percent(value: float | None, decimals: int = 2) -> str:
+    return "undefined" if value is None else f"{100 * value:.{decimals}f}"
 
 
 def _count(value: float | None) -> str:
     return "none" if value is None else f"{value:,.0f}"
 
 
-def _plus_minus(value: dict[str, Any], sign: str = "") -> str:
-    if value["value"] is None or value["bar"] is None:
+def _plus_minus(value: WithBar | EntropyGap, sign: str = "") -> str:
+    if value.value is None or value.bar is None:
         return "undefined"
-    return f"{value['value']:{sign}.2f}±{value['bar']:.2f}"
+    return f"{value.value:{sign}.2f}±{value.bar:.2f}"

@@ -6,7 +6,7 @@ or a mean and covariance, and scores.
 
 from covary.compare import laplace
 from covary.compare.comparing import compare
-from covary.compare.comparison import CompareConfig, Comparison, Row, Summary, TrackedFidelity
+from covary.compare.comparison import CompareConfig, Comparison, Row, Summary
 from covary.compare.groups import method_names
 from covary.compare.methods import (
     AveragedClassifier,
@@ -45,7 +45,6 @@ __all__ = [
     "Row",
     "Spread",
     "Summary",
-    "TrackedFidelity",
     "calibrated_classifier",
     "calibrated_regressor",
     "compare",

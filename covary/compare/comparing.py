@@ -140,6 +140,7 @@ class _Work(NamedTuple):
     groups: Mapping[str, Group]
     ood: Mapping[str, Tensor]
     notes: tuple[str, ...]
+    data_dir: str | None  # where data are looked for first
 
 
 def _prepared(
@@ -158,7 +159,7 @@ def _prepared(
     check_covariance(covariance, None, config.model)
     others, news = foreign_sets(config.data, schema, dataset, ood, data_dir=data_dir, seed=seed)
     _check_config(config, len(dataset.x))
-    return _Work(config, dataset, schema, wanted, others, (*dataset.notes, *news))
+    return _Work(config, dataset, schema, wanted, others, (*dataset.notes, *news), data_dir)
 
 
 def _trained(
@@ -170,11 +171,18 @@ def _trained(
     display: Callable[[], Display],
 ) -> Workshop:
     """The workshop of a seed, beside the moment neural network that it trains first."""
-    run = Run(folder / "mnn")
+    run = Run(folder / "mnn", data_dir=work.data_dir)
     if not run.model_path.exists():
         say(f"seed {work.config.training.seed}: training mnn")
     config, dataset, schema = work[:3]
-    train(config, dataset, run, schema=schema, resume=run.exists(), display=display())
+    train(
+        config,
+        dataset,
+        run,
+        schema=schema,
+        existing="resume" if run.exists() else "refuse",
+        display=display(),
+    )
     return Workshop(run, dataset, settings, covariance=covariance, say=say, display=display)
 
 

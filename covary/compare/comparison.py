@@ -13,6 +13,7 @@ import numpy as np
 from covary.files import read_json, write_json
 from covary.runs.config import RunConfig
 from covary.runs.records import Numbers, decoded, to_json
+from covary.runs.results import TrackedFidelity
 
 _AGAIN = "Run covary compare again, with --resume: only what is missing is measured."
 
@@ -45,15 +46,6 @@ class CompareConfig:
             )
         if not 0 < self.epsilon <= 1:
             raise ValueError(f"epsilon is a fraction in (0, 1] of a range, got {self.epsilon}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrackedFidelity:
-    """How well tracked covariances agree with exact ones, on training inputs."""
-
-    exact_width: int
-    rank: float | None  # rank correlation of entropies
-    error: float | None  # of the covariance, relative to the exact one
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 from covary import data
-from covary.compare.comparison import CompareConfig, TrackedFidelity
+from covary.compare.comparison import CompareConfig
 from covary.compare.networks import with_variance_head
 from covary.data import Dataset
 from covary.files import read_json, read_tensors, write_json
 from covary.models import has_slope, plain, with_covariance
 from covary.runs.directory import Run, RunError
 from covary.runs.records import to_json
+from covary.runs.results import TrackedFidelity
 from covary.runs.samples import validation_rows
 from covary.runs.tracking import known_or_measured
 from covary.training import (
@@ -68,7 +69,7 @@ class Workshop:
         display: Callable[[], Display],
     ) -> None:
         self.run, self.dataset, self.settings = run, dataset, settings
-        self.config, self.covariance = run.config(), covariance
+        self.config, self.covariance = run.config, covariance
         self.fidelity: TrackedFidelity | None = None
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self._say, self._display = say, display
@@ -102,7 +103,7 @@ class Workshop:
         if self.covariance != "tracked":
             return with_covariance(net, self.covariance).eval()
         asked = self.config.model.exact_width
-        known, _ = known_or_measured(self.run, net, self.dataset, progress=False)
+        known, _ = known_or_measured(self.run, net, progress=False)
         width, row = known.width(asked), known.used(asked)
         self.fidelity = TrackedFidelity(exact_width=width, rank=row.rank, error=row.error)
         return with_covariance(net, "tracked", exact_width=width).eval()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +12,7 @@ from covary.data.dataset import DataError
 from covary.data.table_files import Gathered, Values, shortened
 
 Rows = npt.NDArray[np.int64]
+_KINDS = ("number", "boolean", "category", "constant")
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class Column:
     categories: tuple[str, ...] = ()
     fill: float | None = None
     indicator: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise ValueError(f"column {self.name!r} is of kind {self.kind!r}, none of {_KINDS}")
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -136,22 +140,3 @@ class Schema:
             if count := np.count_nonzero(np.isnan(columns[column.name].values)):
                 how = "taken as no category" if column.fill is None else f"set to {column.fill:g}"
                 notes.append(f"column {column.name!r} has {count} missing values, {how}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain types, fit for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Schema:
-        """The inverse of ``to_dict``."""
-        columns = tuple(
-            Column(**{**column, "categories": tuple(column["categories"])})
-            for column in data["columns"]
-        )
-        return cls(
-            columns=columns,
-            task=data["task"],
-            targets=tuple(data["targets"]),
-            classes=tuple(data["classes"]),
-            missing=data["missing"],
-        )

@@ -9,54 +9,55 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from covary.report.files import ReportError
-from covary.report.reading import Results, read
-from covary.report.spikes import read_spikes
-from covary.report.verification import read_verification
+from covary.report.reading import ReportError, Results, read
+from covary.runs import Run, SpikingVerification
 
 __all__ = ["ReportError", "Results", "read", "write", "write_verification"]
 
 _NEEDED = {"matplotlib": "matplotlib", "jinja2": "jinja2", "PIL": "pillow", "tomlkit": "tomlkit"}
 
 
-def write(run_dir: Path, *, out: Path | None = None) -> Path:
+def write(run: Run | Path, *, out: Path | None = None) -> Path:
     """Write the page and its figures, and return where the page is.
 
     Args:
-        run_dir: a run directory that was evaluated (``evaluation.json`` and ``predictions.npz``).
+        run: one that was evaluated, or its folder.
         out: the page to write; ``report.html`` in the run directory if None. Figures go beside it,
             to ``figures/<name>.png`` and ``.svg``.
 
     Raises:
-        ReportError: if the run was not evaluated, or one of its files cannot be read.
+        ReportError: if the run was not evaluated.
+        FileError: if one of its files cannot be read.
         ImportError: if one of the libraries that draw the page is missing.
     """
     _check_libraries()
     from covary.report import page  # matplotlib and jinja2 are loaded only when a page is made
 
-    results = read(Path(run_dir))
+    results = read(run)
     target = Path(out) if out is not None else results.directory / "report.html"
     return page.write(results, target)
 
 
-def write_verification(run_dir: Path) -> Path:
+def write_verification(run: Run | Path) -> Path:
     """Write the figures of ``covary verify`` to ``figures/`` in the run, and return that folder.
 
     Raises:
-        ReportError: if the run was not verified, or one of its files cannot be read.
+        ReportError: if the run was not verified.
+        FileError: if one of its files cannot be read.
         ImportError: if one of the libraries that draw is missing.
     """
     _check_libraries()
     from covary.report import drawing, figures_spikes, figures_verify
 
-    verification, spikes = read_verification(Path(run_dir)), read_spikes(Path(run_dir))
-    folder = Path(run_dir) / "figures"
-    if verification is not None:
-        figures = figures_verify.drawings(verification)
-    elif spikes is not None:
-        figures = figures_spikes.drawings(spikes)
-    else:
-        raise ReportError(f"{run_dir} was not verified yet: run `covary verify {run_dir}` first.")
+    run = run if isinstance(run, Run) else Run(run)
+    measured, folder = run.verification or run.spikes, run.path / "figures"
+    if measured is None:
+        raise ReportError(f"{run.path} was not verified yet: run `covary verify {run.path}` first.")
+    figures = (
+        figures_spikes.drawings(measured)
+        if isinstance(measured, SpikingVerification)
+        else figures_verify.drawings(measured)
+    )
     for figure in figures:
         drawing.save(figure, folder)
     return folder

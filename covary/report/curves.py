@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from covary.report.files import Array
 from covary.report.reading import Part, Results
+from covary.runs.predictions import Array
 from covary.uncertainty import metrics
 
 POINTS = 500  # of a curve; more cannot be told apart on a screen

@@ -23,6 +23,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 
+from covary.files import write_atomically
+
 # Told apart by any colour vision, and legible on white; page.css has their twins for dark pages.
 INK, RULE = "#1c2127", "#dfe3e8"
 BLUE, ORANGE, TEAL, PURPLE, AMBER, SLATE = (
@@ -204,19 +206,21 @@ def swatch(label: str, colour: str, dash: str = "-", marker: str = "") -> Line2D
 
 def save(drawing: Drawing, folder: Path, *, svg: bool = True) -> None:
     """Write ``<name>.png`` and, if wanted, ``<name>.svg`` on white."""
-    folder.mkdir(parents=True, exist_ok=True)
     with house_style():
+        picture = io.BytesIO()
         drawing.figure.savefig(
-            folder / f"{drawing.name}.png",
+            picture,
+            format="png",
             dpi=160,
             facecolor="white",
             bbox_inches=drawing.figure.bbox_inches.padded(0.12),
         )
+    write_atomically(folder / f"{drawing.name}.png", picture.getvalue())
     if not svg:
         return
     head, body = _split(drawing.svg)
     white = '<rect width="100%" height="100%" fill="#ffffff"/>'
-    (folder / f"{drawing.name}.svg").write_text(f"{head}{white}{body}", encoding="utf-8")
+    write_atomically(folder / f"{drawing.name}.svg", f"{head}{white}{body}".encode())
 
 
 def inline_svg(drawing: Drawing) -> str:

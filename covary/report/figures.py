@@ -24,9 +24,9 @@ from covary.report.drawing import (
     styled,
     swatch,
 )
-from covary.report.files import Array
 from covary.report.reading import Part, Results
 from covary.report.words import number, percent, short
+from covary.runs.predictions import Array
 from covary.uncertainty import metrics
 
 # Entropy, max-softmax and the fitted score, wherever they are drawn together.
@@ -113,12 +113,13 @@ def history(
     for line in lines:
         rows = [row for row in results.history if row.get(line.key) is not None]
         if rows:
-            epochs, values = [row["epoch"] for row in rows], [float(row[line.key]) for row in rows]
+            epochs = [int(row["epoch"] or 0) for row in rows]
+            values = [float(row[line.key] or 0.0) for row in rows]
             marker = "o" if len(rows) < 12 else ""
             (drawn,) = axes.plot(epochs, values, line.dash, color=line.colour, label=line.label)
             drawn.set(marker=marker, markersize=4)
             ends.append(f"{line.label} {number(values[0])} to {number(values[-1])}")
-    first, last = results.history[0]["epoch"], results.history[-1]["epoch"]
+    first, last = (int(results.history[i]["epoch"] or 0) for i in (0, -1))
     axes.set_xlabel("epoch")
     axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -1,4 +1,4 @@
-"""Figures of what attacks do to a network: Attacks -> Drawing."""
+"""Figures of what attacks do to a network: Attack -> Drawing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from covary.report.attack import Attacks, Row
 from covary.report.drawing import (
     BLUE,
     INK,
@@ -19,8 +18,10 @@ from covary.report.drawing import (
     head,
     styled,
 )
-from covary.report.files import Array
+from covary.report.tables import ATTACKS
 from covary.report.words import number
+from covary.runs.predictions import Array
+from covary.runs.results import Attack, AttackRow
 from covary.uncertainty.scores import about
 
 # attack -> colour, dash, marker: transfers are dashed and hollow, in the colour of their attack
@@ -34,13 +35,13 @@ _LOOKS = {
 _SCORES = {name: about(name).title for name in ("entropy", "max_softmax")}
 
 
-def drawings(attacks: Attacks) -> list[Drawing]:
+def drawings(attacks: Attack) -> list[Drawing]:
     """Accuracy of each network, then how well attacks are noticed, and entropies under each."""
     found = []
-    for i, network in enumerate(attacks.networks):
+    for i, network in enumerate(network.name for network in attacks.networks):
         suffix = f"-{i + 1}" if len(attacks.networks) > 1 else ""
         found.append(accuracy(attacks, network, name=f"attack-accuracy{suffix}"))
-    first = attacks.networks[0]
+    first = attacks.networks[0].name
     for attack in attacks.names(first):
         rows = [(row, attacks.entropy(row)) for row in attacks.of(attack, first)]
         stored = [
@@ -56,7 +57,7 @@ def drawings(attacks: Attacks) -> list[Drawing]:
 
 
 @styled
-def accuracy(attacks: Attacks, network: str, *, name: str) -> Drawing:
+def accuracy(attacks: Attack, network: str, *, name: str) -> Drawing:
     """Accuracy against epsilon, a line for each attack."""
     figure, (axes,) = canvas(3.5)
     said = []
@@ -70,23 +71,27 @@ def accuracy(attacks: Attacks, network: str, *, name: str) -> Drawing:
             marker=marker,
             ms=7.5 if marker == "o" else 5,  # attacks that fail lie on one line: show both
             fillstyle="none" if dash == "--" else "full",
-            label=rows[0].title,
+            label=_title(rows[0]),
         )
         line.set_linestyle(dash)  # type: ignore[arg-type]  # matplotlib names each style it knows
         listed = ", ".join(f"{row.accuracy:.3f} at {row.epsilon:g}" for row in rows)
-        said.append(f"{rows[0].title}: {listed}")
+        said.append(f"{_title(rows[0])}: {listed}")
     axes.set_ylim(-0.03, 1.03)
     axes.set_xlabel("epsilon")
     axes.set_ylabel("accuracy")
     head(axes, f"Accuracy under attack: {network}", columns=3)
     alt = f"Accuracy of the network {network} against epsilon. {'; '.join(said)}."
-    caption = f"epsilon is in {attacks.unit}.{_counted(attacks, network)}"
+    caption = f"epsilon is in {attacks.epsilon_unit}.{_counted(attacks, network)}"
     if any(attack.startswith("transfer-") for attack in attacks.names(network)):
         caption += " Transferred: made on the network as trained, given to this one."
     return Drawing(name, alt, caption, figure)
 
 
-def _counted(attacks: Attacks, network: str) -> str:
+def _title(row: AttackRow) -> str:
+    return ATTACKS.get(row.attack, row.attack)
+
+
+def _counted(attacks: Attack, network: str) -> str:
     """Of how many inputs, if that is not the same for all attacks."""
     counts = {attack: attacks.of(attack, network)[0].samples for attack in attacks.names(network)}
     most = max(counts.values())
@@ -98,10 +103,10 @@ def _counted(attacks: Attacks, network: str) -> str:
 
 
 @styled
-def entropies(attacks: Attacks, stored: Sequence[tuple[Row, Array]], *, name: str) -> Drawing:
+def entropies(attacks: Attack, stored: Sequence[tuple[AttackRow, Array]], *, name: str) -> Drawing:
     """A box of entropies for each epsilon."""
     figure, (axes,) = canvas(3.5)
-    title = stored[0][0].title
+    title = _title(stored[0][0])
     boxes = axes.boxplot(
         [values for _, values in stored],
         whis=(5, 95),
@@ -123,13 +128,14 @@ def entropies(attacks: Attacks, stored: Sequence[tuple[Row, Array]], *, name: st
     alt = f"Box plots of entropies under {title}. Medians: {'; '.join(medians)}."
     most = max(len(values) for _, values in stored)
     caption = (
-        f"Median, quartiles, and 5% to 95% of {number(most)} inputs. epsilon is in {attacks.unit}."
+        f"Median, quartiles, and 5% to 95% of {number(most)} inputs. epsilon is in "
+        f"{attacks.epsilon_unit}."
     )
     return Drawing(name, alt, caption, figure)
 
 
 @styled
-def awareness(attacks: Attacks, network: str) -> Drawing:
+def awareness(attacks: Attack, network: str) -> Drawing:
     """How well attacked inputs are told from clean ones, by attack and score."""
     figure, (axes,) = canvas(3.7)
     said = []
@@ -143,7 +149,7 @@ def awareness(attacks: Attacks, network: str) -> Drawing:
             ]
             if not known:
                 continue
-            title = f"{known[0][0].title}, {label}"
+            title = f"{_title(known[0][0])}, {label}"
             axes.plot(
                 [row.epsilon for row, _ in known],
                 [value for _, value in known],
@@ -165,6 +171,6 @@ def awareness(attacks: Attacks, network: str) -> Drawing:
     caption = (
         "The chance that an attacked input has the higher score of doubt than a clean one. 0.5, "
         "dotted, is a coin toss; below it the network is surer of attacked inputs. epsilon is in "
-        f"{attacks.unit}."
+        f"{attacks.epsilon_unit}."
     )
     return Drawing("attack-awareness", alt, caption, figure)

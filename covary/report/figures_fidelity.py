@@ -25,9 +25,9 @@ from covary.report.drawing import (
     styled,
     swatch,
 )
-from covary.report.fidelity import Fidelity, Representation
-from covary.report.files import Array
 from covary.report.words import amount, number, rank, short
+from covary.runs.predictions import Array
+from covary.runs.results import Fidelity, Representation
 
 SHOWN = 400  # points of one colour; more hide each other
 TICKS = (-1.0, 0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 0.999, 0.9999, 1.0)  # of rank correlations
@@ -108,7 +108,7 @@ Point = tuple[Representation, float, float]
 
 def _points(fidelity: Fidelity, part: str) -> list[Point]:
     """Representations with time and rank correlation, as far as both are defined."""
-    found = [(one, one.time, one.of(part, "rank")) for one in fidelity.representations]
+    found = [(one, one.time_over_plain, one.of(part, "rank")) for one in fidelity.representations]
     return [
         (one, time, agreement)
         for one, time, agreement in found

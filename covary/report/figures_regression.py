@@ -18,9 +18,9 @@ from covary.report.drawing import (
     styled,
     swatch,
 )
-from covary.report.files import Array
 from covary.report.reading import Results
 from covary.report.words import number, percent, short
+from covary.runs.predictions import Array
 from covary.uncertainty import metrics
 
 SHOWN = 200  # points; more hide each other's bars

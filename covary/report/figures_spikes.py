@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from covary.report.drawing import BLUE, ORANGE, SLATE, Drawing, canvas, head, styled, swatch
-from covary.report.files import Array
 from covary.report.panels import grid_of_panels, identity, name_panel, said
-from covary.report.spikes import Course, Layer, Spikes
 from covary.report.words import number
+from covary.runs.predictions import Array
+from covary.runs.results import SpikingLayer as Layer
+from covary.runs.results import SpikingVerification as Spikes
 
 SHOWN = 400  # neurons, or pairs, of one layer; more hide each other
 _TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)  # ms
@@ -90,24 +93,25 @@ def _points(spikes: Spikes, layer: Layer, key: str) -> tuple[Array, Array, Array
 @styled
 def course(spikes: Spikes) -> Drawing:
     """Accuracy and entropy against time."""
-    accuracy = spikes.accuracy
-    figure, panels = canvas(4.3 if accuracy else 2.9, rows=(1.0,) * (2 if accuracy else 1))
+    decided, entropy = spikes.decisions, spikes.entropy
+    figure, panels = canvas(4.3 if decided else 2.9, rows=(1.0,) * (2 if decided else 1))
     told = []
-    if accuracy is not None:
-        _plot(panels[0], accuracy, scale=100.0)
+    if decided is not None:
+        right, aim = [100 * value for value in decided.accuracy], 100 * decided.moments
+        bars = [None if bar is None else 100 * bar for bar in decided.bar]
+        _plot(panels[0], decided.times, right, bars, aim)
         panels[0].set_ylabel("accuracy (%)")
-        last = accuracy.values[-1]
         told.append(
-            f"Accuracy on {number(spikes.decided)} inputs reaches "
-            f"{'an unknown value' if last is None else f'{100 * last:.1f}%'} after "
-            f"{accuracy.times[-1]:g} ms; that of the moments is {100 * accuracy.moments:.1f}%"
+            f"Accuracy on {number(decided.inputs)} inputs reaches {right[-1]:.1f}% after "
+            f"{decided.times[-1]:g} ms; that of the moments is {aim:.1f}%"
         )
-    _plot(panels[-1], spikes.entropy, scale=1.0)
+    _plot(panels[-1], entropy.times, entropy.simulated, entropy.bar, entropy.moments)
     panels[-1].set_ylabel("entropy (nats)")
     panels[-1].set_xlabel("time (ms, logarithmic)")
-    known = [value for value in spikes.entropy.values if value is not None]
+    known = [value for value in entropy.simulated if value is not None]
     ends = f"ends at {known[-1]:.1f} nats" if known else "is unknown"
-    told.append(f"Entropy of the output {ends}; that of moments is {spikes.entropy.moments:.1f}")
+    aimed = "unknown" if entropy.moments is None else f"{entropy.moments:.1f}"
+    told.append(f"Entropy of the output {ends}; that of moments is {aimed}")
     head(
         panels[0],
         "How fast it decides",
@@ -116,22 +120,29 @@ def course(spikes: Spikes) -> Drawing:
     caption = (
         "What the output says, by the spikes so far. Entropy is that of the accumulated output of "
         f"{number(spikes.copies)} networks (its covariance times the time), on average over "
-        f"{number(spikes.inputs)} inputs, in networks that had run for a while; bars are standard "
-        "errors."
+        f"{number(len(spikes.inputs))} inputs, in networks that had run for a while; bars are "
+        "standard errors."
     )
-    if accuracy is not None:
+    if decided is not None:
         caption += (
-            f" Accuracy is that on {number(spikes.decided)} inputs, each shown from time 0 on to "
+            f" Accuracy is that on {number(decided.inputs)} inputs, each shown from time 0 on to "
             "networks with any potentials between reset and threshold."
         )
     return Drawing("spikes-decision", ". ".join(told) + ".", caption, figure)
 
 
-def _plot(axes: Axes, shown: Course, *, scale: float) -> None:
-    values = [np.nan if value is None else scale * value for value in shown.values]
-    bars = [0.0 if bar is None else scale * bar for bar in shown.bars]
-    axes.errorbar(shown.times, values, bars, fmt="o-", ms=4, color=BLUE, ecolor=SLATE, capsize=2)
-    axes.axhline(scale * shown.moments, color=SLATE, ls=":", lw=1.4)
+def _plot(
+    axes: Axes,
+    times: Sequence[float],
+    values: Sequence[float | None],
+    bars: Sequence[float | None],
+    aim: float | None,
+) -> None:
+    shown = [np.nan if value is None else value for value in values]
+    errors = [0.0 if bar is None else bar for bar in bars]
+    axes.errorbar(times, shown, errors, fmt="o-", ms=4, color=BLUE, ecolor=SLATE, capsize=2)
+    if aim is not None:
+        axes.axhline(aim, color=SLATE, ls=":", lw=1.4)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(_TICKS))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -21,10 +21,11 @@ from covary.report.drawing import (
     styled,
     swatch,
 )
-from covary.report.files import Array
 from covary.report.panels import grid_of_panels, identity, name_panel, said
-from covary.report.verification import Layer, Value, Verification
 from covary.report.words import number
+from covary.runs.predictions import Array
+from covary.runs.results import EntropyGap, RelativeError, Verification
+from covary.runs.results import VerifiedLayer as Layer
 
 SHOWN = 240  # pairs of one layer; more hide each other
 PANELS = 6  # layers that have a panel of their own, at most
@@ -132,7 +133,7 @@ def moments(verification: Verification) -> Drawing:
         identity(axes, analytic, sampled)
         axes.set_xlabel(f"{key} by moments")
         axes.set_ylabel(f"{key} by simulation")
-        told.append(f"{key} {said(output.errors[key])}")
+        told.append(f"{key} {said(getattr(output.steady, key))}")
     head(top, f"Outputs for {_inputs(verification)}", handles=[])
     alt = f"Outputs by moments against simulated ones. Relative errors: {', '.join(told)}."
     caption = (
@@ -190,10 +191,10 @@ def errors(verification: Verification) -> Drawing:
     }
     told = []
     for axes, (key, title) in zip(panels, titles.items(), strict=True):
-        values = [layer.errors[key] for layer in layers]
+        values = [getattr(layer.steady, key) for layer in layers]
         colours = [ORANGE if layer.poor and key != "mean" else BLUE for layer in layers]
         _bars(axes, places, values, colours, 100.0)
-        floors = [100 * (value["floor"] or 0.0) for value in values]
+        floors = [100 * (value.floor or 0.0) for value in values]
         axes.plot(places, floors, "_", color=SLATE, ms=15, mew=2)
         axes.set_ylim(bottom=0)
         name_panel(axes, title)
@@ -221,10 +222,14 @@ def errors(verification: Verification) -> Drawing:
 
 
 def _bars(
-    axes: Axes, places: Array, values: Sequence[Value], colours: Sequence[str], scale: float
+    axes: Axes,
+    places: Array,
+    values: Sequence[RelativeError | EntropyGap],
+    colours: Sequence[str],
+    scale: float,
 ) -> None:
-    heights = [scale * (value["value"] or 0.0) for value in values]
-    bars = [scale * (value["bar"] or 0.0) for value in values]
+    heights = [scale * (value.value or 0.0) for value in values]
+    bars = [scale * (value.bar or 0.0) for value in values]
     axes.bar(places, heights, 0.62, color=colours, yerr=bars, ecolor=SLATE, capsize=2)
     axes.grid(visible=False, axis="x")
     axes.yaxis.set_major_locator(MaxNLocator(3))
@@ -272,7 +277,7 @@ def pairs_of_units(verification: Verification, layers: Sequence[Layer]) -> Drawi
     ]
     head(top, "Covariances of pairs of units", handles=handles, columns=4)
     alt = "Covariances of pairs of units by moments against simulated ones: relative errors " + (
-        ", ".join(f"{layer.name} {said(layer.errors['off_diagonal'])}" for layer in layers)
+        ", ".join(f"{layer.name} {said(layer.steady.off_diagonal)}" for layer in layers)
     )
     caption = (
         f"Up to {SHOWN} pairs of each layer, half of them those with the largest covariances; "
@@ -291,9 +296,9 @@ def in_time(verification: Verification) -> Drawing:
     looks = {"ou-0": ("at once", BLUE, "o"), "ou-1": ("equal time constants", ORANGE, "s")}
     told = []
     for name, (label, colour, marker) in looks.items():
-        shares = [layer.shares[name] for layer in layers]
-        values = [np.nan if share["value"] is None else share["value"] for share in shares]
-        bars = [share["bar"] or 0.0 for share in shares]
+        shares = [layer.simulations[name].variance_share for layer in layers]
+        values = [np.nan if share.value is None else share.value for share in shares]
+        bars = [share.bar or 0.0 for share in shares]
         axes.errorbar(
             places,
             values,
@@ -308,7 +313,7 @@ def in_time(verification: Verification) -> Drawing:
     axes.set_ylim(bottom=0)
     axes.set_ylabel("variance, steady = 1")
     colours = [ORANGE if layer.poor else BLUE for layer in layers]
-    _bars(below, places, [layer.entropy for layer in layers], colours, 1.0)
+    _bars(below, places, [layer.steady.entropy for layer in layers], colours, 1.0)
     below.axhline(0.0, color=SLATE, lw=0.8)
     below.set_ylabel("entropy gap (nats)")
     below.set_xlabel("layer")
@@ -325,4 +330,5 @@ def in_time(verification: Verification) -> Drawing:
 
 
 def _inputs(verification: Verification) -> str:
-    return "one input" if verification.inputs == 1 else f"{verification.inputs} inputs"
+    count = len(verification.inputs)
+    return "one input" if count == 1 else f"{count} inputs"

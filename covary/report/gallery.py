@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from covary.report.files import Array
 from covary.report.reading import Part, Results
 from covary.report.words import number, percent, plus_minus
+from covary.runs.predictions import Array
 from covary.uncertainty import metrics
 
 EACH = 8  # of one row

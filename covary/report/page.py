@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,6 +14,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from covary.files import write_atomically
 from covary.report import (
     figures,
     figures_attack,
@@ -22,16 +22,16 @@ from covary.report import (
     figures_regression,
     figures_spikes,
     figures_verify,
+    tables,
     trust,
     words,
 )
 from covary.report.curves import Curve, curves
 from covary.report.drawing import Drawing, inline_svg, save
-from covary.report.fidelity import Fidelity, Representation
-from covary.report.files import Array
 from covary.report.gallery import galleries
 from covary.report.reading import Results
-from covary.report.spikes import Spikes
+from covary.runs.predictions import Array
+from covary.runs.results import SpikingVerification
 from covary.uncertainty.metrics import METRICS
 
 
@@ -54,11 +54,10 @@ def write(results: Results, target: Path) -> Path:
     attacks = _attacks(results)
     static = _static_curves(results, found)
     html = _render(results, found, sections, fidelity, verification, attacks, static)
-    target.parent.mkdir(parents=True, exist_ok=True)
     shown = [*sections, *(section for section in (fidelity, verification, attacks) if section)]
     for drawing in (*static, *(drawing for section in shown for drawing in section.drawings)):
         save(drawing, target.parent / "figures")
-    target.write_text(html, encoding="utf-8")
+    write_atomically(target, html.encode())
     return target
 
 
@@ -79,6 +78,9 @@ def _render(
         undefined=jinja2.StrictUndefined,
     )
     environment.globals.update(svg=lambda drawing: Markup(inline_svg(drawing)), number=words.number)
+    measured = results.fidelity if results.is_current(results.fidelity) else None
+    simulated = results.simulated if results.is_current(results.simulated) else None
+    attacked = results.attacks if results.is_current(results.attacks) else None
     return environment.get_template("page.html.j2").render(
         results=results,
         style=Markup(_packaged("page.css")),
@@ -90,13 +92,15 @@ def _render(
         contradictions=list(words.contradictions(results.metrics)),
         sections=sections,
         fidelity=fidelity,
-        fidelity_table=_fidelity_table(results),
+        fidelity_table=None if measured is None else tables.fidelity(measured),
         verification=verification,
-        verified=results.simulated if results.simulation_is_current else None,
+        verified=None if simulated is None else tables.simulated(simulated),
+        verified_notes=() if simulated is None else simulated.notes,
         score_table=trust.score_table(results),
         calibration_table=trust.calibration_table(results),
         attacks=attacks,
-        attacked=results.attacks if results.attacks_are_current else None,
+        attacked=attacked,
+        attack_table=() if attacked is None else tables.attack(attacked),
         static=static,
         scores=found,
         galleries=galleries(results),
@@ -163,7 +167,7 @@ def _fidelity(results: Results) -> Section | None:
     measured = results.fidelity
     if measured is None:
         return None
-    if not results.fidelity_is_current:
+    if not results.is_current(measured):
         text = (
             "Fidelity was measured of other weights than this page is about, so it is left out. "
             f"Measure it again: {measured.command}"
@@ -173,55 +177,26 @@ def _fidelity(results: Results) -> Section | None:
     return Section("fidelity", "Fidelity", text, tuple(figures_fidelity.drawings(measured)))
 
 
-def _fidelity_table(results: Results) -> dict[str, Any] | None:
-    """Columns of each part, and a row for each representation."""
-    measured = results.fidelity
-    if measured is None or not results.fidelity_is_current:
-        return None
-    columns = dict(words.FIDELITY)
-    if not results.is_classification:
-        del columns["argmax"]
-    first = measured.representations[0] if measured.representations else None
-    return {
-        "parts": [(part, first.of(part, "samples") if first else None) for part in measured.parts],
-        "columns": columns,
-        "batch": measured.batch,
-        "rows": [
-            {
-                "name": one.name,
-                "mark": _mark(measured, one),
-                "cost": [words.amount(one.time), words.amount(one.memory)],
-                "parts": [
-                    [words.fidelity(key, one.of(part, key)) for key in columns]
-                    for part in measured.parts
-                ],
-            }
-            for one in measured.representations
-        ],
-    }
-
-
 def _verification(results: Results) -> Section | None:
     """Moments against simulations; None if there were none."""
     measured = results.simulated
     if measured is None:
         return None
-    if not results.simulation_is_current:
+    if not results.is_current(measured):
         text = (
             "Other weights than those this page is about were simulated, so that is left out. "
             f"Simulate these: {measured.command}"
         )
         return Section("verification", "Verification", text, ())
+    kind = "spiking" if isinstance(measured, SpikingVerification) else "stochastic"
     text = (
-        "Moments are an approximation: here the "
-        f"{'spiking' if isinstance(measured, Spikes) else 'stochastic'} network that they describe "
-        f"was simulated, {words.number(measured.copies)} times for each of "
-        f"{words.number(measured.inputs)} test inputs, and each layer's moments are held against "
-        "what came out."
+        f"Moments are an approximation: here the {kind} network that they describe was simulated, "
+        f"{words.number(measured.copies)} times for each of {words.number(len(measured.inputs))} "
+        "test inputs, and each layer's moments are held against what came out."
     )
     drawings = (
         figures_spikes.drawings(measured)
-        if isinstance(measured, Spikes)
+        if isinstance(measured, SpikingVerification)
         else figures_verify.drawings(measured)
     )
     return Section("verification", "Verification", text, tuple(drawings))
@@ -232,7 +207,7 @@ def _attacks(results: Results) -> Section | None:
     measured = results.attacks
     if measured is None:
         return None
-    if not results.attacks_are_current:
+    if not results.is_current(measured):
         text = (
             "Other weights than those this page is about were attacked, so that is left out. "
             f"Attack these: {measured.command}"
@@ -240,15 +215,10 @@ def _attacks(results: Results) -> Section | None:
         return Section("attacks", "Attacks", text, ())
     text = (
         "Inputs moved a little, on purpose, so that the network errs: how accurate it stays, and "
-        f"whether it notices. epsilon, how far an input is moved at most, is in {measured.unit}."
+        "whether it notices. epsilon, how far an input is moved at most, is in "
+        f"{measured.epsilon_unit}."
     )
     return Section("attacks", "Attacks", text, tuple(figures_attack.drawings(measured)))
-
-
-def _mark(measured: Fidelity, one: Representation) -> str:
-    if one is measured.exact:
-        return "exact"
-    return "chosen" if one.name == measured.chosen else ""
 
 
 def _regression_calibration(results: Results) -> list[Drawing]:
@@ -302,57 +272,37 @@ def _plain(values: Array) -> list[float | int | None]:
 
 
 def _facts(results: Results) -> list[tuple[str, str]]:
-    """The network and its training in a few words, as far as the configuration says."""
-    test = results.test
-    facts = [("Dataset", results.dataset), ("Test inputs", words.number(len(test)))]
-    if widths := _widths(results):
-        facts.append(("Network", " \N{EN DASH} ".join(map(str, widths))))
-    for key, title in (
-        ("activation", "Activation"),
-        ("noise", "Noise \N{GREEK SMALL LETTER SIGMA}"),
-    ):
-        if (value := _setting(results.config, key)) is not None:
-            listed = value if isinstance(value, list) else [value]
-            words_of = [f"{item:.3g}" if isinstance(item, float) else str(item) for item in listed]
-            facts.append((title, ", ".join(words_of)))
-    trained = _setting(results.config, "covariance")
-    shown = results.covariance
-    if width := results.evaluation.get("exact_width"):  # without one, 0, it is plainly tracked
-        shown += f", exact_width={width}"
-    if trained is not None and str(trained) != results.covariance:
-        shown = f"{shown} ({trained} in training)"
-    facts.append(("Covariance", shown))
-    seed = _setting(results.config, "seed")
-    if seed is not None:
-        facts.append(("Seed", str(seed)))
-    return [(title, value) for title, value in facts if value]
+    """The network and its training in a few words."""
+    evaluation, model = results.evaluation, results.config.model
+    widths = " \N{EN DASH} ".join(map(str, model.widths))
+    held = evaluation.held
+    if evaluation.fidelity is not None:
+        rank, error = evaluation.fidelity.rank, evaluation.fidelity.error
+        held += (
+            f"; against exact ones: entropy rank {words.rank(rank)}, "
+            f"off by {words.relative_error(error)}"
+        )
+    if model.covariance != evaluation.covariance:
+        held += f" ({model.covariance} in training)"
+    return [
+        ("Dataset", results.dataset),
+        ("Test inputs", words.number(len(results.test))),
+        ("Network", f"{widths} behind a {model.trunk} trunk" if model.trunk else widths),
+        ("Activation", model.activation),
+        ("Noise \N{GREEK SMALL LETTER SIGMA}", ", ".join(f"{each:.3g}" for each in model.noise)),
+        ("Covariance", held),
+        ("Seed", str(results.config.training.seed)),
+    ]
 
 
 def _notes(results: Results) -> list[str]:
     """What is to be known of the data, and of how they were measured."""
-    kinds = (("data", results.environment), ("evaluation", results.evaluation))
+    data = results.environment.notes if results.environment is not None else ()
     return [
-        f"Note on the {kind}: {str(note).rstrip('.')}."
-        for kind, record in kinds
-        for note in record.get("notes") or ()
+        f"Note on the {kind}: {note.rstrip('.')}."
+        for kind, notes in (("data", data), ("evaluation", results.evaluation.notes))
+        for note in notes
     ]
-
-
-def _widths(results: Results) -> list[int]:
-    """Units of each layer from the input to the output; empty if the configuration has none."""
-    hidden = _setting(results.config, "hidden")
-    shape = _setting(results.config, "input_shape")
-    if not (isinstance(hidden, list) and isinstance(shape, list)):
-        return []
-    return [math.prod(shape), *hidden, results.test.mean.shape[1]]
-
-
-def _setting(config: Mapping[str, Any], key: str) -> Any:
-    """The first setting of this name, in the file or any of its tables; None if there is none."""
-    if key in config and not isinstance(config[key], Mapping):
-        return config[key]
-    tables = (value for value in config.values() if isinstance(value, Mapping))
-    return next((found for table in tables if (found := _setting(table, key)) is not None), None)
 
 
 def _metric_rows(results: Results) -> list[dict[str, Any]]:
@@ -372,27 +322,20 @@ def _metric_rows(results: Results) -> list[dict[str, Any]]:
 
 def _commands(results: Results) -> list[str]:
     """What to type to get this run and what was measured of it again."""
-    commands = [results.environment.get("command"), results.evaluation.get("command")]
-    if results.fidelity is not None and results.fidelity_is_current:
-        commands.append(results.fidelity.command)
-    if results.simulated is not None and results.simulation_is_current:
-        commands.append(results.simulated.command)
-    if results.attacks is not None and results.attacks_are_current:
-        commands.append(results.attacks.command)
-    written = [
-        shlex.join(map(str, command)) if isinstance(command, list) else str(command)
-        for command in commands
-        if command
-    ]
-    return list(dict.fromkeys(written))  # a script may have done both at once
+    measured = (results.fidelity, results.simulated, results.attacks)
+    made = [results.environment, results.evaluation, *filter(results.is_current, measured)]
+    commands = [one.command for one in made if one is not None and one.command]
+    return list(dict.fromkeys(commands))  # a script may have done both at once
 
 
 def _environment(results: Results) -> list[tuple[str, str]]:
     """Where and with what the run was made, nested entries in a line each."""
+    trained = {} if results.environment is None else results.environment.to_json()
     shown = ("command", "notes")  # elsewhere on the page
-    rows = dict(_flat({k: v for k, v in results.environment.items() if k not in shown}))
+    rows = dict(_flat({key: value for key, value in trained.items() if key not in shown}))
+    evaluated = results.evaluation.to_json()
     for key in ("versions", "git_commit", "platform", "seed"):
-        for name, value in _flat({key: results.evaluation.get(key)}):
+        for name, value in _flat({key: evaluated[key]}):
             if rows.get(name, value) != value:
                 name = f"{name} (evaluation)"
             rows[name] = value

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from covary.report.drawing import SLATE, WIDTH
-from covary.report.files import Array
-from covary.report.verification import Value
+from covary.runs.predictions import Array
+from covary.runs.results import RelativeError
 
 _SMALL = 8.5
 
@@ -49,6 +49,6 @@ def identity(axes: Axes, *values: Array) -> None:
         axis.set_major_locator(MaxNLocator(3))
 
 
-def said(error: Value) -> str:
+def said(error: RelativeError) -> str:
     """An error in words."""
-    return "undefined" if error["value"] is None else f"{100 * error['value']:.1f}%"
+    return "undefined" if error.value is None else f"{100 * error.value:.1f}%"

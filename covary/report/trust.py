@@ -12,7 +12,7 @@ from covary.uncertainty.scores import about
 
 def score_table(results: Results) -> dict[str, Any] | None:
     """A row for each score: what it finds among test inputs, and of each foreign set."""
-    by_part = results.evaluation.get("scores")
+    by_part = results.evaluation.scores
     if not by_part:
         return None
     test = by_part["test"]
@@ -38,28 +38,24 @@ def score_table(results: Results) -> dict[str, Any] | None:
 
 def calibration_table(results: Results) -> dict[str, Any] | None:
     """What was fitted to held-out data, and the test set's numbers before and after."""
-    found = results.evaluation.get("calibration")
-    if not found:
+    found = results.evaluation.calibration
+    if found is None:
         return None
     before = results.metrics["test"]
     rows = []
-    for name in (name for name in METRICS if name in found["test"] and name in before):
+    for name in (name for name in METRICS if name in found.test and name in before):
         if name == "samples":
             continue
         title, _ = words.title_and_meaning(name)
-        values = [words.metric(name, numbers[name]) for numbers in (before, found["test"])]
+        values = [words.metric(name, numbers[name]) for numbers in (before, found.test)]
         rows.append({"title": title, "values": values})
-    held_out = words.number(found["held_out_samples"])
-    if found["kind"] == "logits":
-        fitted = (
-            f"temperature {words.number(found['temperature'])}, covariance times "
-            f"{words.number(found['scale'])}"
-        )
+    held_out = words.number(found.held_out_samples)
+    scale = words.number(found.scale)
+    if found.kind == "logits":
+        fitted = f"temperature {words.number(found.temperature)}, covariance times {scale}"
     else:
-        fitted = (
-            f"variance times {words.number(found['scale'])} plus {words.number(found['offset'])}"
-        )
-    if found.get("noise"):
-        fitted += f", noise {words.number(found['noise'])}"
+        fitted = f"variance times {scale} plus {words.number(found.offset)}"
+    if found.noise:
+        fitted += f", noise {words.number(found.noise)}"
     text = f"Fitted to {held_out} held-out training inputs: {fitted}."
     return {"text": text, "rows": rows}

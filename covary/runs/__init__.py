@@ -3,22 +3,36 @@
 from covary.runs.attack import attack_run
 from covary.runs.config import DataConfig, ModelConfig, RunConfig
 from covary.runs.directory import Run, RunError
+from covary.runs.directory import open_run as open
 from covary.runs.evaluation import evaluate
 from covary.runs.fidelity import measure_fidelity
+from covary.runs.results import (
+    Attack,
+    Evaluation,
+    Fidelity,
+    SpikingVerification,
+    Verification,
+)
 from covary.runs.training import train
 from covary.runs.uncertainty import calibrate, uncertainty_of
 from covary.runs.verify import verify
 
 __all__ = [
+    "Attack",
     "DataConfig",
+    "Evaluation",
+    "Fidelity",
     "ModelConfig",
     "Run",
     "RunConfig",
     "RunError",
+    "SpikingVerification",
+    "Verification",
     "attack_run",
     "calibrate",
     "evaluate",
     "measure_fidelity",
+    "open",
     "train",
     "uncertainty_of",
     "verify",

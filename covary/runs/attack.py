@@ -1,12 +1,13 @@
-"""What attacks do to a trained classifier, and to the same network without its first noises."""
+"""Attacks on a trained classifier, and on the same network without its first noises."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,20 +17,35 @@ from covary.attacks import Bounds, input_gradient, pgd, signed_step, square
 from covary.data import Dataset
 from covary.models import noise_of, with_covariance, with_noise
 from covary.moments import Moments
-from covary.runs.attack_verdict import DEFENDED, TRAINED, verdict
 from covary.runs.config import PER_SAMPLE, check_covariance
-from covary.runs.directory import Run, environment, weights_digest
+from covary.runs.directory import Run, environment
 from covary.runs.measuring import Progress
-from covary.runs.samples import load_data
-from covary.runs.tracking import known_or_measured, quietly, summary
+from covary.runs.results import (
+    Attack,
+    AttackedNetwork,
+    AttackRow,
+    PgdSettings,
+    Spread,
+    SquareSettings,
+)
+from covary.runs.tracking import Held, chosen, quietly
 from covary.settings import supervise_covariance
-from covary.training.log import without_nan
 from covary.uncertainty import metrics
 from covary.uncertainty import scores as uncertainty_scores
 
+TRAINED = "as trained"
+DEFENDED = "sigma_1 = sigma_2 = 0"
+TITLES = {
+    "fgsm": "FGSM",
+    "pgd": "PGD",
+    "transfer-fgsm": "FGSM",
+    "transfer-pgd": "PGD",
+    "square": "Square",
+}
+# An accuracy that has fallen by less is not called broken.
+_DROP = 0.05
 ATTACKS = ("fgsm", "pgd", "square")
 EPSILONS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
-Arrays = dict[str, np.ndarray]
 # A score of inputs by a network, (B, *shape) -> (B,), higher where it is less sure.
 Score = Callable[[nn.Module, Tensor], Tensor]
 _BATCH = 128
@@ -57,6 +73,19 @@ class _Setting:
     seed: int
 
 
+class _Looked(NamedTuple):
+    """What a network makes of inputs: class, confidence and scores of each, (n,)."""
+
+    classes: np.ndarray
+    confidence: np.ndarray
+    scores: dict[str, np.ndarray]
+
+    def first(self, n: int) -> _Looked:
+        """Of the first inputs."""
+        scores = {name: values[:n] for name, values in self.scores.items()}
+        return _Looked(self.classes[:n], self.confidence[:n], scores)
+
+
 @dataclass(frozen=True, eq=False)
 class _Target:
     """A network to be attacked."""
@@ -64,7 +93,7 @@ class _Target:
     name: str
     net: nn.Module  # what numbers are of
     search: nn.Module  # cheaper, what attacks of many steps ask
-    clean: Arrays  # what it makes of the inputs as they are
+    clean: _Looked  # what it makes of the inputs as they are
     gradient: Tensor | None  # of each input, if an attack needs it
 
 
@@ -82,10 +111,9 @@ def attack_run(
     whole_gradient: bool = False,
     clip: bool = True,
     scores: Mapping[str, Score] | None = None,
-    data_dir: str | None = None,
     seed: int = 0,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> Attack:
     """Attack a run's network on its test data, with more and more strength.
 
     A Heaviside network is attacked as trained and with ``sigma_1 = sigma_2 = 0``, the paper's
@@ -107,8 +135,9 @@ def attack_run(
         square_samples: of them, how many at most for ``square``, which is dear.
         steps: gradients that ``pgd`` follows, from a random start.
         queries: how often ``square`` asks about each input.
-        covariance: as in ``evaluate``: of the network that all numbers, and the gradient of
-            ``fgsm``, are of.
+        covariance: of the network that all numbers, and the gradient of ``fgsm``, are of:
+            ``"full"``, ``"tracked"`` or ``"diagonal"``; tracked by default if it was so in
+            training, else full.
         search: how the network that ``pgd`` and ``square`` ask on their way holds its covariance.
             They attack the mean, of which variances alone give a close estimate at a small part of
             the cost; what they find is then put to the network itself.
@@ -118,37 +147,34 @@ def attack_run(
             their least and largest value.
         scores: more scores to tell attacked inputs from clean ones by, beside ``entropy`` and
             ``max_softmax``: name -> function of network and inputs, higher where less sure.
-        data_dir: where data are looked for first.
         seed: decides which inputs, and all that is random in attacks.
         progress: wraps what is done step by step, given a name, to show how far it is.
     """
     started = datetime.now(timezone.utc)
-    config = run.config()
+    config = run.config
     if config.model.task != "classification":
         raise ValueError(f"Attacks are on classifiers; {run.path} is a {config.model.task}.")
+    run.check_replaceable(run.attack_path, run.attack_path.with_suffix(".npz"))
     strengths = check_epsilons(epsilons)
-    chosen = check_attacks(attacks)
+    names = check_attacks(attacks)
     for name, count in (("samples", samples), ("square_samples", square_samples)):
         if count < 1:
             raise ValueError(f"{name} is a whole number >= 1, got {count}.")
     covariance = check_covariance(covariance, None, config.model)
     check_search(search)
     net: nn.Module = run.network().to("cuda" if torch.cuda.is_available() else "cpu")
-    dataset, _ = load_data(config.data, data_dir=data_dir, seed=config.training.seed)
-    width, notes = None, []
+    dataset, how = run.data, Held(covariance)
     if "tracked" in (covariance, search):
-        known, news = known_or_measured(run, net, dataset, progress=progress is not None)
-        width = known.width(config.model.exact_width)
-        notes += [*news, summary(known, config.model.exact_width)]
+        how = chosen(run, net, "tracked", progress=progress is not None)
     rows = np.random.default_rng(seed).permutation(len(dataset.x_test))[:samples]
     x, y = dataset.x_test[rows], dataset.y_test[rows]
     x = x if x.is_floating_point() else x.float()
     units = _units(dataset, clip=clip)
     held = [
-        with_covariance(net, kind, exact_width=width if kind == "tracked" else None)
+        with_covariance(net, kind, exact_width=how.exact_width if kind == "tracked" else None)
         for kind in (covariance, search)
     ]
-    follow = not {"fgsm", "pgd"}.isdisjoint(chosen)
+    follow = not {"fgsm", "pgd"}.isdisjoint(names)
     noises: dict[str, list[float] | None] = {TRAINED: None}
     if config.model.activation == "heaviside":
         noises[DEFENDED] = [0.0, 0.0]
@@ -169,42 +195,39 @@ def attack_run(
             seed=seed,
         )
         made: list[_Row] = []
-        plan = [(attack, epsilon) for attack in chosen for epsilon in strengths]
+        plan = [(attack, epsilon) for attack in names for epsilon in strengths]
         for attack, epsilon in progress(plan, "attacks") if progress else plan:
             used = few if attack == "square" else slice(None)
             made += _attacked(attack, epsilon, targets, x[used], y[used], setting)
-    result: dict[str, Any] = {
-        "dataset": config.data.name,
-        "activation": config.model.activation,
-        "weights": weights_digest(net),
-        "covariance": covariance,
-        "exact_width": width,
-        "search_covariance": search,
-        "samples": len(x),
-        "epsilons": list(strengths),
-        "epsilon_unit": units.words,
-        "clip": clip,
-        "gradient": "means and variances" if whole_gradient else "means",
-        "pgd": {"steps": steps, "step_size": 2.5 / steps, "random_start": True},
-        "square": {"queries": queries, "samples": len(x[few])},
-        "networks": [
-            {
-                "name": target.name,
-                "noise": noise_of(target.net),
-                "accuracy": _accuracy(target.clean, y),
-                "with_gradient": None if target.gradient is None else _nonzero(target.gradient),
-            }
+    found = Attack(
+        dataset=config.data.name,
+        activation=config.model.activation,
+        weights=run.weights,
+        covariance=covariance,
+        exact_width=how.exact_width,
+        search_covariance=search,
+        samples=len(x),
+        epsilons=strengths,
+        epsilon_unit=units.words,
+        clip=clip,
+        gradient="means and variances" if whole_gradient else "means",
+        pgd=PgdSettings(steps, 2.5 / steps, random_start=True),
+        square=SquareSettings(queries, len(x[few])),
+        networks=tuple(
+            AttackedNetwork(
+                target.name,
+                tuple(noise_of(target.net)),
+                _accuracy(target.clean, y),
+                None if target.gradient is None else _nonzero(target.gradient),
+            )
             for target in targets
-        ],
-        "rows": [row.numbers for row in made],
-        "notes": notes,
-    }
-    result["verdict"] = verdict(result)
-    result |= environment(started, seed=seed)
-    run.write_arrays("attack.npz", {row.name: row.entropy[:_KEPT] for row in made})
-    plain: dict[str, Any] = without_nan(result)
-    run.write_json("attack.json", plain)
-    return plain
+        ),
+        rows=tuple(row for row, _ in made),
+        notes=how.notes,
+        arrays={row.key: entropy[:_KEPT] for row, entropy in made},
+        **environment(started, seed=seed),
+    )
+    return replace(found, verdict=tuple(verdict(found))).write(run.attack_path)
 
 
 def check_epsilons(epsilons: Sequence[float]) -> tuple[float, ...]:
@@ -259,28 +282,29 @@ def _target(
 
 
 @torch.no_grad()
-def _look(net: nn.Module, x: Tensor, scores: Mapping[str, Score]) -> Arrays:
-    """Each input's class, confidence and scores, (n,) each."""
+def _look(net: nn.Module, x: Tensor, scores: Mapping[str, Score]) -> _Looked:
     device = next(net.parameters()).device
-    collected: dict[str, list[np.ndarray]] = {}
+    classes, confidence = [], []
+    by_score: dict[str, list[np.ndarray]] = {}
     for some in torch.split(x.to(device), _BATCH):
         out: Moments = net(some)
+        classes.append(out.mean.argmax(-1).cpu().numpy())
+        confidence.append(out.mean.double().softmax(-1).amax(-1).cpu().numpy())
         found = {
-            "class": out.mean.argmax(-1),
-            "confidence": out.mean.double().softmax(-1).amax(-1),
-            "score/entropy": uncertainty_scores.entropy(out),
-            "score/max_softmax": uncertainty_scores.max_softmax(out),
-            **{f"score/{name}": score(net, some) for name, score in scores.items()},
+            "entropy": uncertainty_scores.entropy(out),
+            "max_softmax": uncertainty_scores.max_softmax(out),
+            **{name: score(net, some) for name, score in scores.items()},
         }
         for key, value in found.items():
-            collected.setdefault(key, []).append(value.cpu().numpy())
-    return {key: np.concatenate(values) for key, values in collected.items()}
+            by_score.setdefault(key, []).append(value.cpu().numpy())
+    return _Looked(
+        np.concatenate(classes),
+        np.concatenate(confidence),
+        {key: np.concatenate(values) for key, values in by_score.items()},
+    )
 
 
-class _Row(NamedTuple):
-    name: str
-    numbers: dict[str, Any]
-    entropy: np.ndarray  # (n,)
+_Row = tuple[AttackRow, np.ndarray]  # with the entropies of its inputs (n,)
 
 
 def _attacked(
@@ -346,30 +370,26 @@ def _row(
     y: Tensor,
     setting: _Setting,
 ) -> _Row:
-    # Attacks on fewer inputs take the first of them.
-    clean = {key: value[: len(x)] for key, value in target.clean.items()}
+    clean = target.clean.first(len(x))  # attacks on fewer inputs take the first of them
     same = torch.equal(attacked, x)
     found = clean if same else _look(target.net, attacked, setting.scores)
-    numbers = {
-        "attack": attack,
-        "network": target.name,
-        "epsilon": epsilon,
-        "samples": len(y),
-        "accuracy": _accuracy(found, y),
-        "entropy": _statistics(found["score/entropy"]),
-        "max_softmax": _statistics(found["confidence"]),
-        "auroc": {
-            key.removeprefix("score/"): metrics.auroc(found[key], clean[key])
-            for key in found
-            if key.startswith("score/")
+    row = AttackRow(
+        attack=attack,
+        network=target.name,
+        epsilon=epsilon,
+        samples=len(y),
+        accuracy=_accuracy(found, y),
+        entropy=_spread(found.scores["entropy"]),
+        max_softmax=_spread(found.confidence),
+        auroc={
+            name: metrics.auroc(values, clean.scores[name]) for name, values in found.scores.items()
         },
-    }
-    name = f"{attack}/{target.name}/{epsilon:g}"
-    return _Row(name, numbers, found["score/entropy"].astype(np.float32))
+    )
+    return row, found.scores["entropy"].astype(np.float32)
 
 
-def _accuracy(found: Arrays, y: Tensor) -> float:
-    return float((found["class"][: len(y)] == y.numpy()).mean())
+def _accuracy(found: _Looked, y: Tensor) -> float:
+    return float((found.classes[: len(y)] == y.numpy()).mean())
 
 
 def _nonzero(gradient: Tensor) -> float:
@@ -377,15 +397,188 @@ def _nonzero(gradient: Tensor) -> float:
     return float((gradient != 0).flatten(1).any(1).double().mean())
 
 
-def _statistics(values: np.ndarray) -> dict[str, float]:
+def _spread(values: np.ndarray) -> Spread:
     # A network without any variance has entropy -inf, and no average can take that in.
-    finite = values[np.isfinite(values)]
+    finite = values[np.isfinite(values)].astype(np.float64)
     if not finite.size:
-        return dict.fromkeys(("mean", "median", "lower_quartile", "upper_quartile"), math.nan)
-    lower, median, upper = np.quantile(finite.astype(np.float64), (0.25, 0.5, 0.75))
-    return {
-        "mean": float(finite.mean(dtype=np.float64)),
-        "median": float(median),
-        "lower_quartile": float(lower),
-        "upper_quartile": float(upper),
-    }
+        return Spread(None, None, None, None)
+    lower, median, upper = np.quantile(finite, (0.25, 0.5, 0.75)).tolist()
+    return Spread(float(finite.mean()), median, lower, upper)
+
+
+# What the numbers say, in sentences.
+
+
+class _Numbers:
+    """The rows of a result, by attack and network, in order of epsilon."""
+
+    def __init__(self, result: Attack) -> None:
+        self.rows, self.of, self.attacks = result.rows, result.of, result.names
+        self.networks = {network.name: network for network in result.networks}
+        positive = [epsilon for epsilon in result.epsilons if epsilon > 0]
+        # What is quoted: one strength that is moderate for the sweep, and the largest.
+        self.quoted = sorted({positive[(len(positive) - 1) // 3], positive[-1]}) if positive else []
+
+    def quotes(self, attack: str, network: str) -> list[AttackRow]:
+        return [row for row in self.of(attack, network) if row.epsilon in self.quoted]
+
+    def clean(self, attack: str, network: str) -> float:
+        """Accuracy before the attack, on the inputs of this attack if it is known."""
+        first = self.of(attack, network)[0]
+        return first.accuracy if first.epsilon == 0 else self.networks[network].accuracy
+
+    def drop(self, attack: str, network: str) -> float:
+        """How much accuracy the attack costs at its worst."""
+        worst = min(row.accuracy for row in self.of(attack, network))
+        return self.clean(attack, network) - worst
+
+
+def verdict(result: Attack) -> list[str]:
+    """What survives the attacks, in sentences made of the numbers alone."""
+    numbers = _Numbers(result)
+    if not numbers.quoted:
+        return ["Nothing was attacked: epsilon is 0 throughout."]
+    sentences = [_trained(numbers)]
+    for attack in numbers.attacks(TRAINED):
+        sentences += [_entropy(numbers, attack), _awareness(numbers, attack)]
+    if DEFENDED in numbers.networks:
+        sentences += _defended(numbers)
+    return [sentence for sentence in sentences if sentence]
+
+
+def _trained(numbers: _Numbers) -> str:
+    clean = numbers.networks[TRAINED].accuracy
+    falls = [_fall(numbers, attack, TRAINED) for attack in numbers.attacks(TRAINED)]
+    return f"As trained, accuracy is {_share(clean)} on clean inputs; {'; '.join(falls)}."
+
+
+def _fall(numbers: _Numbers, attack: str, network: str) -> str:
+    found = numbers.quotes(attack, network)
+    values = " and ".join(f"{_share(row.accuracy)} at {row.epsilon:g}" for row in found)
+    samples = found[0].samples
+    of_fewer = any(row.samples != samples for row in numbers.rows)
+    counted = f" (of {samples:,} inputs)" if of_fewer and attack == "square" else ""
+    return f"{TITLES[attack]} leaves {values}{counted}"
+
+
+def _entropy(numbers: _Numbers, attack: str) -> str:
+    """Whether the network's doubt grows with the attack, by its median entropy."""
+    rows = [row for row in numbers.of(attack, TRAINED) if _is_known(row.entropy.median)]
+    if len(rows) < 2:
+        return ""
+    # As they are quoted: what rounds to the same has not moved.
+    medians = [round(_median(row), 1) for row in rows]
+    first, last = rows[0], rows[-1]
+    peak = max(range(len(rows)), key=lambda i: (medians[i], i))
+    about = f"Under {TITLES[attack]} the median entropy"
+    ends = f"from {_at(first)} to {_at(last)}"
+    rises = [b - a for a, b in itertools.pairwise(medians)]
+    if min(rises) > 0:
+        return f"{about} rises with every step of epsilon, {ends}."
+    if max(rises) <= 0:
+        return f"{about} never rises: {ends}."
+    if 0 < peak < len(rows) - 1:
+        steps = "" if min(rises[:peak]) >= 0 else ", though not with every step,"
+        rest = f"and falls again to {_at(last)}"
+        return f"{about} rises{steps} from {_at(first)} to {_at(rows[peak])}, {rest}."
+    trend = "rises, though not with every step" if medians[-1] > medians[0] else "falls"
+    return f"{about} {trend}, {ends}."
+
+
+def _at(row: AttackRow) -> str:
+    return f"{_median(row):.1f} nats at {row.epsilon:g}"
+
+
+def _awareness(numbers: _Numbers, attack: str) -> str:
+    """How well each score tells attacked inputs from clean ones."""
+    rows = numbers.quotes(attack, TRAINED)
+    parts = []
+    for score in rows[0].auroc:
+        values = [row.auroc[score] for row in rows]
+        if all(map(_is_known, values)):
+            listed = " and ".join(f"{value:.2f}" for value in values)
+            parts.append(f"{score.replace('_', '-')} {listed}")
+    if not parts:
+        return ""
+    where = " and ".join(f"{row.epsilon:g}" for row in rows)
+    told = f"AUROC of {TITLES[attack]}'s inputs against clean ones, at {where}: {', '.join(parts)}."
+    lows = [score for score in rows[0].auroc if any(_is_low(row, score) for row in rows)]
+    if lows:
+        names = " and ".join(score.replace("_", "-") for score in lows)
+        told += f" Below 0.5 the network is surer of them than of clean inputs (by {names})."
+    return told
+
+
+def _is_low(row: AttackRow, score: str) -> bool:
+    value = row.auroc[score]
+    return value is not None and value < 0.5
+
+
+def _defended(numbers: _Numbers) -> list[str]:
+    network, attacks = numbers.networks[DEFENDED], numbers.attacks(DEFENDED)
+    trained = numbers.networks[TRAINED].accuracy
+    sentences = [
+        f"With {DEFENDED}, accuracy is {_share(network.accuracy)} on clean inputs "
+        f"({_share(trained)} as trained)."
+    ]
+    direct = [attack for attack in attacks if attack in ("fgsm", "pgd")]
+    if direct:
+        sentences.append(_direct(numbers, direct, network.with_gradient))
+    others = [attack for attack in attacks if attack not in ("fgsm", "pgd")]
+    if not others:
+        return sentences
+    moved = [attack for attack in others if attack != "square"]
+    told = []
+    if moved:
+        falls = ", ".join(_fall(numbers, attack, DEFENDED) for attack in moved)
+        told.append(f"of attacks made on the network as trained, {falls}")
+    if "square" in others:
+        told.append(f"{_fall(numbers, 'square', DEFENDED)}, and needs no gradient")
+    listed = "; ".join(told)
+    sentences.append(f"{listed[0].upper()}{listed[1:]}.")
+    hidden = network.with_gradient == 0
+    if max(numbers.drop(attack, DEFENDED) for attack in others) > _DROP:
+        sentences.append(
+            "So the defence hides gradients; it does not remove the weakness."
+            if hidden
+            else "So the defence does not remove the weakness."
+        )
+    else:
+        sentences.append(
+            f"None of these costs more than {_DROP:g} of accuracy: the defence holds against what "
+            "was tried, which is no proof against what was not."
+        )
+    return sentences
+
+
+def _direct(numbers: _Numbers, attacks: Sequence[str], with_gradient: float | None) -> str:
+    """What attacks that follow the defended network's own gradient find."""
+    parts = []
+    for attack in attacks:
+        changes = [
+            abs(row.accuracy - numbers.clean(attack, DEFENDED))
+            for row in numbers.of(attack, DEFENDED)
+        ]
+        if max(changes) == 0:
+            parts.append(f"{TITLES[attack]} leaves accuracy unchanged at every epsilon")
+        else:
+            start = (
+                ", from its random start alone," if attack == "pgd" and not with_gradient else ""
+            )
+            fall = _fall(numbers, attack, DEFENDED).replace(" leaves", f"{start} leaves", 1)
+            parts.append(fall)
+    if with_gradient == 0:
+        return f"Its gradient is zero for every input: {'; '.join(parts)}."
+    return f"A gradient is left for {_share(with_gradient or 0.0)} of inputs: {'; '.join(parts)}."
+
+
+def _median(row: AttackRow) -> float:
+    return math.nan if row.entropy.median is None else row.entropy.median
+
+
+def _share(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _is_known(value: float | None) -> bool:
+    return value is not None and value == value

@@ -6,18 +6,19 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from covary import activations, models
 from covary.covariance import names as covariances
+from covary.files import FileError, read_text
 from covary.nn import Flatten, Rescale, Standardize
+from covary.runs.records import decoded
 from covary.training import TrainingConfig
 from covary.training.config import option
 
-Section = TypeVar("Section")
 # What a table's columns are called and how they are coded is decided once, in training.
 TABLE_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
 
@@ -313,16 +314,23 @@ class RunConfig:
         import tomlkit
         from tomlkit.exceptions import TOMLKitError
 
+        said = f"{path} is not the configuration of a run"
         try:
-            found = tomlkit.parse(path.read_text(encoding="utf-8")).unwrap()
-            return cls(
-                data=_section(DataConfig, found["data"]),
-                model=_section(ModelConfig, found["model"]),
-                training=_section(TrainingConfig, found["training"]),
-                precision=found["precision"],
-            )
-        except (TOMLKitError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} is not the configuration of a run: {error}.") from error
+            found = tomlkit.parse(read_text(path)).unwrap()
+        except (TOMLKitError, RecursionError) as error:
+            raise FileError(f"{said}: {error}.") from error
+        config = decoded(cls, found, said)
+        for name, section in (("", cls), *_SECTIONS.items()):
+            known = {field.name for field in fields(section)}
+            unknown = sorted(set(found[name] if name else found) - known)
+            if unknown:
+                where = f"section {name!r} has " if name else ""
+                raise FileError(f"{said}: {where}unknown entries {', '.join(unknown)}.")
+        return config
+
+    def __call__(self) -> RunConfig:
+        """Itself: ``run.config()`` was how to ask for it."""
+        return self
 
     def differences(self, other: RunConfig) -> list[str]:
         """What is not the same, as ``training.lr: 0.1, not 0.2``."""
@@ -343,15 +351,11 @@ def _nothing_and_one(n: int) -> tuple[Tensor, Tensor]:
     return torch.zeros(n, dtype=torch.float64), torch.ones(n, dtype=torch.float64)
 
 
-def _section(cls: type[Section], values: dict[str, Any]) -> Section:
-    known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
-    unknown = set(values) - known
-    if unknown:
-        raise ValueError(f"unknown entries {', '.join(sorted(unknown))}")
-    plain = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
-    }
-    return cls(**plain)
+_SECTIONS: dict[str, type[Any]] = {
+    "data": DataConfig,
+    "model": ModelConfig,
+    "training": TrainingConfig,
+}
 
 
 def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:

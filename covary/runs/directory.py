@@ -1,31 +1,50 @@
-"""The folder of a run: what is in it, and who may write there."""
+"""A run: a folder with everything that made a trained network, and what was measured of it."""
 
 from __future__ import annotations
 
 import hashlib
-import io
-import json
 import platform
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
 from torch import Tensor, nn
 
-from covary.data import Schema
+from covary.data import Dataset, Schema
 from covary.data.locking import held
+from covary.files import FileError, read_json, read_tensors, read_text, write_json, write_tensors
+from covary.models import with_covariance
 from covary.nn import Noisy
+from covary.nn.fidelity import Fidelity as TrackingFidelity
+from covary.runs import held_out, predictions
 from covary.runs.config import RunConfig
-from covary.training.checkpoint import read, snapshot_path, write_atomically
+from covary.runs.held_out import Calibration, HeldOut, KeptCalibration
+from covary.runs.predictions import Predictions
+from covary.runs.records import Numbers, Record, decoded
+from covary.runs.results import (
+    Attack,
+    Environment,
+    Evaluation,
+    Fidelity,
+    Result,
+    SpikingVerification,
+    Verification,
+    check_belongs,
+)
+from covary.runs.samples import foreign_sets, load_data
+from covary.training import log
+from covary.training.checkpoint import load_weights, position_in, snapshot_path
+from covary.uncertainty.fitted import FittedScore
 
+Value = TypeVar("Value")
+Kept = TypeVar("Kept", bound=Record)
 _LIBRARIES = ("covary", "torch", "numpy", "lightning-fabric", "safetensors")
 # They change how a covariance is found, not what the network is.
 _TRACKING_BUFFERS = ("log_correction", "probed", "fidelity")
@@ -59,14 +78,24 @@ class RunError(ValueError):
 
 
 class Run:
-    """A run's folder. Everything in it is text, JSON, safetensors or numpy; nothing is pickled.
+    """A folder with a trained network, and what is in it.
 
-    Attributes:
+    Everything in it is text, JSON, safetensors or numpy; nothing is pickled. Each file is read when
+    it is first asked for, checked once, and read again only if it has changed. What was never
+    measured is None.
+
+    Args:
         path: the folder.
+        data_dir: where data are looked for first.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, data_dir: str | None = None) -> None:
         self.path = Path(path)
+        self.data_dir = data_dir
+        self._kept: dict[str, tuple[object, Any]] = {}
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
 
     @property
     def config_path(self) -> Path:
@@ -104,6 +133,11 @@ class Run:
         return self.path / "fidelity.json"
 
     @property
+    def attack_path(self) -> Path:
+        """What ``covary attack`` measured: ``attack.json``."""
+        return self.path / "attack.json"
+
+    @property
     def verification_path(self) -> Path:
         """What ``covary verify`` measured: ``verification.json``."""
         return self.path / "verification.json"
@@ -117,27 +151,111 @@ class Run:
         """Whether a run was begun here."""
         return self.config_path.exists()
 
+    @property
     def config(self) -> RunConfig:
         """The configuration, or an error that says what is missing."""
         if not self.exists():
             hint = "Train one first: covary train DATA --out " + str(self.path)
             raise RunError(f"{self.path} holds no run (there is no config.toml in it). {hint}")
-        return RunConfig.from_toml(self.config_path)
+        return self._once(
+            "config", [self.config_path], lambda: RunConfig.from_toml(self.config_path)
+        )
 
+    @property
+    def config_text(self) -> str:
+        """``config.toml`` as it is."""
+        return self._once("text", [self.config_path], lambda: read_text(self.config_path))
+
+    @property
+    def classifies(self) -> bool:
+        """Whether it predicts classes, and not numbers."""
+        return self.config.model.task == "classification"
+
+    @property
     def schema(self) -> Schema | None:
         """How the columns of a table became numbers; None for other data."""
         path = self.path / "schema.json"
         if not path.exists():
             return None
-        return Schema.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        return self._once("schema", [path, self.config_path], lambda: _schema(path, self.config))
 
-    def network(self, epoch: int | None = None) -> nn.Sequential:
-        """The network, in evaluation mode: raw inputs in, raw outputs out.
+    @property
+    def environment(self) -> Environment | None:
+        """How it was trained: command, versions, machine."""
+        return self._result(Environment, self.path / "environment.json", "train")
+
+    @property
+    def history(self) -> tuple[Numbers, ...]:
+        """Numbers of each epoch of the training that the configuration has, in order."""
+        path = self.metrics_path
+        if not path.exists():
+            return ()
+        return self._once("history", [path, self.config_path], lambda: _history(path, self.config))
+
+    @property
+    def data(self) -> Dataset:
+        """The data that it was trained on, and is tested on."""
+        config = self.config
+        table = [Path(config.data.name)] if config.data.is_table else []
+        return self._once(
+            "data",
+            [self.config_path, *(path for path in table if path.exists())],
+            lambda: load_data(config.data, data_dir=self.data_dir, seed=config.training.seed)[0],
+        )
+
+    def foreign(self, names: Sequence[str], *, seed: int) -> tuple[dict[str, Tensor], list[str]]:
+        """Out-of-distribution inputs, by what they are called in results; notes on reading them."""
+        return foreign_sets(
+            self.config.data, self.schema, self.data, names, data_dir=self.data_dir, seed=seed
+        )
+
+    def network(
+        self,
+        covariance: str | None = None,
+        *,
+        exact_width: int | None = None,
+        epoch: int | None = None,
+    ) -> nn.Sequential:
+        """A new copy of the network, in evaluation mode: raw inputs in, raw outputs out.
 
         As far as training has come: a run that is not finished has its weights in the checkpoint.
-        Or as it was after an epoch whose weights were put aside (``covary train --keep``).
+
+        Args:
+            covariance: how it is held; as in training if None.
+            exact_width: of tracked covariances, as in ``covary.with_covariance``.
+            epoch: as it was after an epoch whose weights were put aside (``covary train --keep``).
         """
-        net = self.config().model.build()
+        model = self.config.model
+        try:
+            net = model.build()
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise FileError(
+                f"{self.config_path} names a network that cannot be built: {error}"
+            ) from error
+        path, tensors = self._weights(epoch)
+        load_weights(net, tensors, path, f"the network of {self.config_path.name}")
+        net.eval()
+        if covariance is None:
+            return net
+        width = model.exact_width if exact_width is None else exact_width
+        return with_covariance(
+            net, covariance, exact_width=width if covariance == "tracked" else None
+        )
+
+    @property
+    def weights(self) -> str:
+        """Digest of the network, to know it by."""
+        return self._once("digest", self._weight_files(), lambda: weights_digest(self.network()))
+
+    @property
+    def tracking(self) -> TrackingFidelity | None:
+        """How well tracked covariances of the network are known to agree; None if unknown."""
+        _, tensors = self._weights()
+        tables = [value for name, value in tensors.items() if name.endswith("fidelity")]
+        return TrackingFidelity.of(tables[0]) if tables else None
+
+    def _weights(self, epoch: int | None = None) -> tuple[Path, dict[str, Tensor]]:
+        """A file of weights, and the tensors of the network in it."""
         path, prefix = self.model_path, ""
         if epoch is not None:
             path, prefix = snapshot_path(self.checkpoint_path, epoch), "objective/net."
@@ -153,17 +271,16 @@ class Run:
                 f"{self.path} has no weights yet: its training ended before the first checkpoint. "
                 "Go on with it: the same covary train command and --resume."
             )
-        tensors, _ = read(path)
-        found = {
+        tensors, _ = self._once(f"tensors {path.name}", [path], lambda: read_tensors(path))
+        return path, {
             name.removeprefix(prefix): value
             for name, value in tensors.items()
             if name.startswith(prefix)
         }
-        try:
-            net.load_state_dict(found)
-        except RuntimeError as error:
-            raise RunError(f"{path} does not fit {self.config_path}: {error}") from error
-        return net.eval()
+
+    def _weight_files(self) -> list[Path]:
+        files = (self.config_path, self.model_path, self.checkpoint_path)
+        return [path for path in files if path.exists()]
 
     def kept_epochs(self) -> list[int]:
         """Epochs whose weights were put aside, in order."""
@@ -174,13 +291,89 @@ class Run:
         """How many epochs are complete, as the checkpoint has it."""
         if not self.checkpoint_path.exists():
             return 0
-        _, metadata = read(self.checkpoint_path)
-        return int(json.loads(metadata["position"])["epoch"])
+        _, metadata = read_tensors(self.checkpoint_path)
+        return position_in(metadata, self.checkpoint_path).epoch
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """What ``covary evaluate`` measured."""
+        return self._result(Evaluation, self.evaluation_path, "evaluate")
+
+    @property
+    def predictions(self) -> Mapping[str, Predictions] | None:
+        """What the network said to each input when it was evaluated, by part."""
+        evaluation, path = self.evaluation, self.predictions_path
+        if evaluation is None or not path.exists():
+            return None
+        remedy = self._remedy("evaluate")
+
+        def read() -> dict[str, Predictions]:
+            if evaluation.predictions_sha256:
+                check_belongs(path, evaluation.predictions_sha256, self.evaluation_path, remedy)
+            return predictions.read(path, task=evaluation.task, remedy=remedy)
+
+        return self._once("predictions", [path, self.evaluation_path], read)
+
+    @property
+    def fidelity(self) -> Fidelity | None:
+        """What ``covary fidelity`` measured."""
+        return self._result(Fidelity, self.fidelity_path, "fidelity")
+
+    @property
+    def attack(self) -> Attack | None:
+        """What ``covary attack`` measured."""
+        return self._result(Attack, self.attack_path, "attack")
+
+    @property
+    def verification(self) -> Verification | None:
+        """What ``covary verify`` measured."""
+        return self._result(Verification, self.verification_path, "verify")
+
+    @property
+    def spikes(self) -> SpikingVerification | None:
+        """What ``covary verify`` measured of a network of spiking neurons."""
+        return self._result(SpikingVerification, self.spikes_path, "verify")
+
+    def is_current(self, result: Result | None) -> bool:
+        """Whether there is a result, and it is of the weights in the folder."""
+        return result is not None and result.weights == self.weights
+
+    @property
+    def kept_calibration(self) -> KeptCalibration | None:
+        """``calibration.json``, of whatever weights."""
+        path = self.path / held_out.CALIBRATION
+        if not path.exists():
+            return None
+        return self._once("calibration", [path], lambda: held_out.read_calibration(path))
+
+    @property
+    def held_out(self) -> HeldOut | None:
+        """What held-out data gave for the weights in the folder."""
+        kept = self.kept_calibration
+        if kept is None or kept.weights != self.weights:
+            return None
+        scores = [self.path / file for _, file in held_out.SCORES.values()]
+        files = [self.path / held_out.CALIBRATION, *(path for path in scores if path.exists())]
+        return self._once("held out", files, lambda: held_out.read(self.path, kept))
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The layer that calibrates the output's moments."""
+        found = self.held_out
+        return None if found is None else found.calibration
+
+    @property
+    def score(self) -> FittedScore | None:
+        """The score of all layers' moments that was fitted to held-out data."""
+        found = self.held_out
+        return None if found is None else found.scores.get("fitted")
 
     def clear(self) -> None:
         """Remove all that a run has made here, and nothing else."""
-        for name in _FILES:
-            (self.path / name).unlink(missing_ok=True)
+        files = [self.path / name for name in _FILES]
+        self.check_replaceable(*files)
+        for path in [*files, *self.path.glob(".*.unfinished")]:
+            path.unlink(missing_ok=True)
         for folder in ("tensorboard", "figures", "epochs"):
             shutil.rmtree(self.path / folder, ignore_errors=True)
 
@@ -197,42 +390,93 @@ class Run:
                 ) from None
             yield
 
-    def evaluation_is_current(self) -> bool:
-        """Whether the evaluation in the folder is of the weights in the folder."""
-        if not self.evaluation_path.exists():
-            return False
-        evaluation = json.loads(self.evaluation_path.read_text(encoding="utf-8"))
-        return bool(evaluation.get("weights") == weights_digest(self.network()))
+    def check_replaceable(self, *paths: Path) -> None:
+        """Refuse at once what could not be written in the end: a folder in the place of a file."""
+        for path in paths:
+            if path.is_dir():
+                raise FileError(f"{path} is a folder, where a file is expected. Move it away.")
 
     def save_network(self, net: nn.Module) -> None:
         """Write the weights, whole or not at all."""
-        self._write_model(net.state_dict())
+        write_tensors(self.model_path, net.state_dict())
 
     def save_tracking(self, net: nn.Module) -> bool:
         """Add what ``covary.track`` measured to the weights, if training is finished."""
         if not self.model_path.exists():
             return False
-        weights, _ = read(self.model_path)
+        weights, metadata = read_tensors(self.model_path)
         state = net.state_dict()
-        self._write_model(weights | {name: state[name] for name in state if _is_tracking(name)})
+        tracking = {name: state[name] for name in state if _is_tracking(name)}
+        write_tensors(self.model_path, weights | tracking, metadata or None)
         return True
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write a file of JSON, whole or not at all."""
-        text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-        write_atomically(self.path / name, text.encode())
+        write_json(self.path / name, content)
 
-    def write_arrays(self, name: str, arrays: dict[str, Any]) -> None:
-        """Write arrays as compressed ``.npz``, whole or not at all."""
-        packed = io.BytesIO()
-        np.savez_compressed(packed, **arrays)
-        write_atomically(self.path / name, packed.getvalue())
+    def _result(self, kind: type[Kept], path: Path, command: str) -> Kept | None:
+        if not path.exists():
+            return None
+        beside = path.with_suffix(".npz")
+        files = [path, beside] if beside.exists() else [path]
+        return self._once(path.name, files, lambda: kind.read(path, self._remedy(command)))
 
-    def _write_model(self, tensors: Mapping[str, Tensor]) -> None:
-        from safetensors.torch import save
+    def _remedy(self, command: str) -> str:
+        if command == "train":
+            return "Nothing needs that file: remove it."
+        return f"Run `covary {command} {self.path}` again, or remove the file."
 
-        whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        write_atomically(self.model_path, save(whole))
+    def _once(self, name: str, files: Sequence[Path], read: Callable[[], Value]) -> Value:
+        """What was read before, unless one of the files is another one now."""
+        stamps = [(s.st_mtime_ns, s.st_size, s.st_ino) for s in map(Path.stat, files)]
+        kept = self._kept.get(name)
+        if kept is not None and kept[0] == (files, stamps):
+            value: Value = kept[1]
+            return value
+        value = read()
+        self._kept[name] = ((files, stamps), value)
+        return value
+
+
+def open_run(path: Path | str, *, data_dir: str | None = None) -> Run:
+    """The run in a folder.
+
+    Args:
+        path: the folder, as ``covary train`` left it.
+        data_dir: where data are looked for first.
+
+    Raises:
+        RunError: if there is no run.
+    """
+    run = Run(path, data_dir=data_dir)
+    _ = run.config
+    return run
+
+
+def _schema(path: Path, config: RunConfig) -> Schema:
+    remedy = "It was written by covary train: train again, or take it from a copy of the run."
+    schema = decoded(Schema, read_json(path), str(path), remedy)
+    if config.data.is_table and (len(schema.features),) != config.model.input_shape:
+        raise FileError(
+            f"{path} has columns for {len(schema.features)} inputs, and the network of config.toml "
+            f"takes {config.model.input_shape}. {remedy}"
+        )
+    return schema
+
+
+def _history(path: Path, config: RunConfig) -> tuple[Numbers, ...]:
+    epochs: dict[int, Numbers] = {}
+    for row in log.read(path):
+        if row.get("kind") != "epoch":
+            continue
+        epoch = row.get("epoch")
+        if not isinstance(epoch, int):
+            raise FileError(f"{path}, step {row['step']}, has no whole number as 'epoch'.")
+        numbers = {
+            key: value for key, value in row.items() if isinstance(value, int | float | None)
+        }
+        epochs[epoch] = numbers
+    return tuple(epochs[epoch] for epoch in sorted(epochs) if epoch <= config.training.epochs)
 
 
 def _is_tracking(name: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,17 +12,15 @@ from torch import nn
 
 from covary.models import with_covariance
 from covary.nn import Rescale
-from covary.runs.config import check_covariance
-from covary.runs.directory import Run, environment, weights_digest
-from covary.runs.measuring import SCORE, Arrays, Progress, layer_names, measure
-from covary.runs.samples import foreign_inputs, load_data
-from covary.runs.tracking import known_or_measured, quietly, summary
-from covary.runs.uncertainty import HeldOut, known_or_fitted
-from covary.training.log import without_nan
+from covary.runs import predictions
+from covary.runs.directory import Run, environment
+from covary.runs.held_out import HeldOut
+from covary.runs.measuring import Progress, layer_names, measure
+from covary.runs.predictions import Predictions
+from covary.runs.results import CalibrationResult, Evaluation, TrackedFidelity, sha256
+from covary.runs.tracking import chosen, quietly
+from covary.runs.uncertainty import known_or_fitted
 from covary.uncertainty import metrics
-
-# Large, or of no use to whoever draws: not kept for every sample.
-_NOT_KEPT = ("covariance", "calibrated_covariance")
 
 
 def evaluate(
@@ -32,11 +29,10 @@ def evaluate(
     covariance: str | None = None,
     exact_width: int | None = None,
     ood: Sequence[str] = (),
-    data_dir: str | None = None,
     seed: int = 0,
     progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Measure a run on its test data, and on foreign data where they are named.
+) -> Evaluation:
+    """Measure a run on its test data, and on out-of-distribution data where they are named.
 
     Every sample has a covariance of its own, however the network was trained. Calibration and the
     fitted score are those that held-out training data gave, fitted first if they were not; numbers
@@ -46,36 +42,24 @@ def evaluate(
 
     Args:
         run: a trained run.
-        covariance: ``"full"``, ``"tracked"`` or ``"diagonal"``; tracked by default if it was so in
-            training, else full. If tracked covariances were never compared with exact ones they
-            are first, on training inputs, and the result is kept with the run's weights.
+        covariance: ``"full"``, ``"tracked"`` or ``"diagonal"``. By default tracked, or full where
+            tracked covariances are poor. If they were never compared with exact ones they are
+            first, on training inputs, and the result is kept with the run's weights.
         exact_width: for tracked covariances; by default that of the run.
-        ood: names of known sets whose test part is foreign to the network, or tables with the
+        ood: names of known sets whose test part the network was not made for, or tables with the
             columns of the run's table.
-        data_dir: where data are looked for first.
         seed: decides for which samples the layers' entropies are taken.
         progress: wraps the batches of each part, given its name, to show how far it is.
     """
     started = datetime.now(timezone.utc)
-    config = run.config()
-    covariance = check_covariance(covariance, exact_width, config.model)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    net = run.network().to(device)
-    dataset, _ = load_data(config.data, data_dir=data_dir, seed=config.training.seed)
-    foreign, notes = foreign_inputs(run, dataset, ood, data_dir=data_dir, seed=seed)
-    width = None
-    if covariance == "tracked":
-        asked = config.model.exact_width if exact_width is None else exact_width
-        known, news = known_or_measured(run, net, dataset, progress=progress is not None)
-        width = known.width(asked)
-        notes += [*news, summary(known, asked)]
-    net = with_covariance(net, covariance, exact_width=width)
-    classify = config.model.task == "classification"
+    run.check_replaceable(run.evaluation_path, run.predictions_path)
+    config, classify, dataset = run.config, run.classifies, run.data
+    net: nn.Module = run.network().to("cuda" if torch.cuda.is_available() else "cpu")
+    foreign, notes = run.foreign(ood, seed=seed)
+    how = chosen(run, net, covariance, exact_width, progress=progress is not None)
+    net = with_covariance(net, how.covariance, exact_width=how.exact_width)
     with quietly():  # the notes have it
-        held_out = known_or_fitted(
-            run, net, dataset, covariance=covariance, exact_width=width, progress=progress
-        )
-        notes += held_out.notes
+        held_out = known_or_fitted(run, net, how, progress=progress)
         parts = {
             name: measure(
                 net,
@@ -89,60 +73,40 @@ def evaluate(
             )
             for name, x in {"test": dataset.x_test, **foreign}.items()
         }
-    summarise = classification_metrics if classify else regression_metrics
-    results: dict[str, Any] = {"test": summarise(parts["test"])}
-    if not classify:
-        results["test"]["log_likelihood_standardised"] = _standardised(results["test"], net)
-    for name, arrays in parts.items():
-        if name != "test":
-            results[name] = foreign_metrics(arrays, parts["test"], classify=classify)
-    evaluation = {
-        "task": config.model.task,
-        "dataset": config.data.name,
-        "layers": layer_names(net),
-        "classes": list(dataset.classes),
-        "features": list(dataset.features),
-        "targets": list(dataset.targets),
-        "image_shape": list(config.model.input_shape) if config.model.is_image else None,
-        "covariance": covariance,
-        "exact_width": width,
-        "weights": weights_digest(net),
-        "notes": notes,
-        "parts": results,
-        "scores": {name: _score_metrics(arrays, parts["test"]) for name, arrays in parts.items()},
-        "calibration": _calibration(held_out, parts["test"], net, classify=classify),
-        "by_target": {} if classify else _by_target(parts["test"], dataset.targets),
-        "separability": _separabilities(parts, classify=classify),
+    test = parts["test"]
+    results = {"test": classification_metrics(test) if classify else _regression(test, net)}
+    results |= {name: foreign_metrics(parts[name], test) for name in foreign}
+    predictions.write(run.predictions_path, parts)
+    return Evaluation(
+        task=config.model.task,  # type: ignore[arg-type]
+        dataset=config.data.name,
+        layers=tuple(layer_names(net)),
+        classes=tuple(dataset.classes),
+        features=tuple(dataset.features),
+        targets=tuple(dataset.targets),
+        image_shape=config.model.input_shape if config.model.is_image else None,
+        covariance=how.covariance,
+        exact_width=how.exact_width,
+        fidelity=None if how.fidelity is None else TrackedFidelity(*how.fidelity),
+        weights=run.weights,
+        notes=(*notes, *how.notes, *held_out.notes),
+        parts=results,
+        scores={name: _score_metrics(part, test) for name, part in parts.items()},
+        calibration=_calibration(held_out, test, net),
+        by_target={} if classify else _by_target(test, dataset.targets),
+        separability=_separabilities(parts, classify=classify),
+        predictions_sha256=sha256(run.predictions_path),
         **environment(started, seed=seed),
-    }
-    _write_predictions(run, parts)
-    plain: dict[str, Any] = without_nan(evaluation)
-    run.write_json(run.evaluation_path.name, plain)
-    return plain
+    ).write(run.evaluation_path)
 
 
-def _write_predictions(run: Run, parts: dict[str, Arrays]) -> None:
-    arrays: dict[str, Any] = {
-        f"{part}/{key}": value
-        for part, found in parts.items()
-        for key, value in found.items()
-        if key not in _NOT_KEPT and not key.startswith(SCORE)
-    } | {
-        f"{part}/fitted": found[SCORE + "fitted"]
-        for part, found in parts.items()
-        if SCORE + "fitted" in found
-    }
-    run.write_arrays(run.predictions_path.name, arrays)
-
-
-def classification_metrics(arrays: Arrays) -> dict[str, float]:
+def classification_metrics(part: Predictions) -> dict[str, float]:
     """Accuracy, calibration, and how well doubt finds errors, beside what max-softmax does."""
-    probabilities, label, entropy = _softmax(arrays["mean"]), arrays["label"], arrays["entropy"]
-    wrong = probabilities.argmax(1) != label
-    doubt = arrays[SCORE + "max_softmax"]
+    assert part.label is not None
+    entropy, doubt, wrong = part.entropy, part.doubt, ~part.right
     return {
-        "samples": len(label),
-        **metrics.of_probabilities(probabilities, label),
+        "samples": len(part),
+        **metrics.of_probabilities(part.probability, part.label),
         "entropy_right": _average(entropy[~wrong]),
         "entropy_wrong": _average(entropy[wrong]),
         "auroc_entropy": metrics.auroc(entropy[wrong], entropy[~wrong]),
@@ -152,16 +116,29 @@ def classification_metrics(arrays: Arrays) -> dict[str, float]:
     }
 
 
-def regression_metrics(arrays: Arrays, *, before: str = "") -> dict[str, float]:
+def regression_metrics(
+    mean: np.ndarray, covariance: np.ndarray, target: np.ndarray
+) -> dict[str, float]:
     """Errors, likelihood, and how many targets the intervals hold, in the target's own units.
 
-    Of the moments whose names begin with ``before``.
+    Args:
+        mean: (n, t).
+        covariance: (n, t, t).
+        target: (n, t).
     """
-    mean, covariance = arrays[f"{before}mean"], arrays[f"{before}covariance"]
-    return {
-        "samples": len(mean),
-        **metrics.of_moments(mean, covariance, arrays["target"]),
-    }
+    return {"samples": len(mean), **metrics.of_moments(mean, covariance, target)}
+
+
+def _regression(part: Predictions, net: nn.Module, *, calibrated: bool = False) -> dict[str, float]:
+    """Metrics of the test set, as the network has it or calibrated."""
+    mean, covariance = part.mean, part.covariance
+    if calibrated:
+        assert part.calibrated_mean is not None
+        mean, covariance = part.calibrated_mean, part.calibrated_covariance
+    assert covariance is not None
+    assert part.target is not None
+    found = regression_metrics(mean, covariance, part.target)
+    return found | {"log_likelihood_standardised": _standardised(found, net)}
 
 
 def _standardised(found: dict[str, float], net: nn.Module) -> float:
@@ -171,23 +148,22 @@ def _standardised(found: dict[str, float], net: nn.Module) -> float:
     return float(metrics.standardised_log_likelihood(found["log_likelihood"], scale))
 
 
-def _score_metrics(arrays: Arrays, test: Arrays) -> dict[str, dict[str, float]]:
+def _score_metrics(part: Predictions, test: Predictions) -> dict[str, dict[str, float]]:
     """By score: foreign inputs against those of the test set; of these, wrong against right.
 
     In regression, where nothing is right or wrong: the rank correlation with the size of errors.
     """
     found = {}
-    for key in (key for key in arrays if key.startswith(SCORE)):
-        score, usual = arrays[key], test[key]
-        if arrays is not test:
-            row = _told_apart(score, usual)
-        elif "label" in test:
-            wrong = test["mean"].argmax(1) != test["label"]
+    for name, score in part.scores.items():
+        if part is not test:
+            row = _told_apart(score, test.scores[name])
+        elif test.label is not None:
+            wrong = ~test.right
             row = _told_apart(score[wrong], score[~wrong]) | {"aurc": metrics.aurc(score, wrong)}
         else:
-            size = np.linalg.norm(test["target"] - test["mean"], axis=1)
+            size = np.linalg.norm(test.error, axis=1)
             row = {"spearman_error": metrics.rank_correlation(score, size)}
-        found[key.removeprefix(SCORE)] = row
+        found[name] = row
     return found
 
 
@@ -199,68 +175,69 @@ def _told_apart(positive: np.ndarray, negative: np.ndarray) -> dict[str, float]:
     }
 
 
-def _calibration(
-    held_out: HeldOut, test: Arrays, net: nn.Module, *, classify: bool
-) -> dict[str, Any] | None:
+def _calibration(held_out: HeldOut, test: Predictions, net: nn.Module) -> CalibrationResult | None:
     """What held-out data gave, and how good the test set's numbers are with it."""
     if held_out.calibration is None:
         return None
-    if classify:
-        after = metrics.of_probabilities(test["calibrated_probabilities"], test["label"])
+    if test.label is not None:
+        assert test.calibrated_probabilities is not None
+        after = metrics.of_probabilities(test.calibrated_probabilities, test.label)
     else:
-        after = regression_metrics(test, before="calibrated_")
-        after["log_likelihood_standardised"] = _standardised(after, net)
-    noise = None if held_out.noise is None else list(held_out.noise)
-    about = {"held_out_samples": held_out.samples, "noise": noise, "test": after}
-    return held_out.calibration.to_dict() | about
+        after = _regression(test, net, calibrated=True)
+    return CalibrationResult(
+        **held_out.calibration.to_dict(),
+        noise=held_out.noise,
+        held_out_samples=held_out.samples,
+        test=after,
+    )
 
 
-def _by_target(arrays: Arrays, targets: Sequence[str]) -> dict[str, dict[str, float]]:
+def _by_target(part: Predictions, targets: Sequence[str]) -> dict[str, dict[str, float]]:
     """The same for each of several targets, which have units of their own."""
     if len(targets) < 2:
         return {}
+    assert part.covariance is not None
+    assert part.target is not None
     found = {}
     for i, name in enumerate(targets):
-        one = {key: arrays[key][:, i : i + 1] for key in ("target", "mean", "variance")}
-        one["covariance"] = arrays["covariance"][:, i : i + 1, i : i + 1]
-        found[name] = regression_metrics(one)
+        one = slice(i, i + 1)
+        found[name] = regression_metrics(
+            part.mean[:, one], part.covariance[:, one, one], part.target[:, one]
+        )
     return found
 
 
-def foreign_metrics(arrays: Arrays, test: Arrays, *, classify: bool) -> dict[str, float]:
+def foreign_metrics(part: Predictions, test: Predictions) -> dict[str, float]:
     """How well doubt tells foreign inputs from those of the test set."""
     found = {
-        "samples": len(arrays["mean"]),
-        "entropy": _average(arrays["entropy"]),
-        "auroc_entropy": metrics.auroc(arrays["entropy"], test["entropy"]),
+        "samples": len(part),
+        "entropy": _average(part.entropy),
+        "auroc_entropy": metrics.auroc(part.entropy, test.entropy),
     }
-    if classify:
-        doubt, usual = arrays[SCORE + "max_softmax"], test[SCORE + "max_softmax"]
-        found["auroc_max_softmax"] = metrics.auroc(doubt, usual)
+    if test.label is not None:
+        found["auroc_max_softmax"] = metrics.auroc(part.doubt, test.doubt)
     return found
 
 
-def _separabilities(parts: dict[str, Arrays], *, classify: bool) -> dict[str, list[float]]:
+def _separabilities(
+    parts: dict[str, Predictions], *, classify: bool
+) -> dict[str, tuple[float, ...]]:
     """By layer: wrong predictions, and foreign inputs, against right ones (or all, if neither)."""
     test = parts["test"]
-    usual = test["layer_entropy"]
+    usual = test.layer_entropy
     found = {}
     if classify:
-        wrong = test["mean"].argmax(1) != test["label"]
-        found["test"] = _by_layer(usual[wrong], usual[~wrong])
-        usual = usual[~wrong]
+        found["test"] = _by_layer(usual[~test.right], usual[test.right])
+        usual = usual[test.right]
     foreign = {name: part for name, part in parts.items() if name != "test"}
-    return found | {name: _by_layer(part["layer_entropy"], usual) for name, part in foreign.items()}
+    return found | {name: _by_layer(part.layer_entropy, usual) for name, part in foreign.items()}
 
 
-def _by_layer(higher: np.ndarray, lower: np.ndarray) -> list[float]:
+def _by_layer(higher: np.ndarray, lower: np.ndarray) -> tuple[float, ...]:
     """Of the samples whose layers were looked at, which have numbers."""
     groups = [each[~np.isnan(each).any(1)] for each in (higher, lower)]
-    return [metrics.separability(a, b) for a, b in zip(groups[0].T, groups[1].T, strict=True)]
-
-
-def _softmax(mean: np.ndarray) -> np.ndarray:
-    return torch.softmax(torch.as_tensor(mean).double(), -1).numpy()
+    columns = zip(groups[0].T, groups[1].T, strict=True)
+    return tuple(metrics.separability(a, b) for a, b in columns)
 
 
 def _average(values: np.ndarray) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,19 +13,17 @@ from covary.models import noise_of, with_noise
 from covary.moments import Moments
 from covary.nn import Activation, Linear
 from covary.recording import record
-from covary.runs.uncertainty import HeldOut
+from covary.runs.held_out import HeldOut
+from covary.runs.predictions import Predictions
 from covary.uncertainty import scores
 from covary.uncertainty.features import FEATURES
 
-Arrays = dict[str, np.ndarray]
 Progress = Callable[[Sequence[Any], str], Iterator[Any]]
 _BATCH = 128
 # The entropy of a wide hidden layer takes its eigenvalues: for so many samples, not for all.
 LAYER_SAMPLES = 500
 # Inputs that the report shows, of each of four kinds.
 _GALLERY = 12
-# What scores are called among the other arrays.
-SCORE = "score:"
 
 
 def layer_names(net: nn.Module) -> list[str]:
@@ -53,61 +51,105 @@ def measure(
     classify: bool,
     seed: int,
     progress: Progress | None,
-) -> Arrays:
+) -> Predictions:
     """Moments, scores and calibrated predictions of every sample, layers' entropies of some."""
     device = next(net.parameters()).device
-    collected: dict[str, list[np.ndarray]] = {}
     batches = torch.split(torch.arange(len(x)), _BATCH)
-    for rows in progress(batches, name) if progress else batches:
-        for key, value in _measured(net, x[rows].to(device), held_out, classify).items():
-            collected.setdefault(key, []).append(value.cpu().numpy())
-    arrays = {key: np.concatenate(values) for key, values in collected.items()}
+    found = [
+        _measured(net, x[rows].to(device), held_out, classify)
+        for rows in (progress(batches, name) if progress else batches)
+    ]
+    mean, entropy = (_joined([getattr(one, key) for one in found]) for key in ("mean", "entropy"))
     wrong = np.zeros(len(x), dtype=bool)
-    if y is not None:
-        arrays["target" if y.is_floating_point() else "label"] = y.numpy()
-        if not y.is_floating_point():
-            wrong = arrays["mean"].argmax(1) != arrays["label"]
+    label = target = None
+    if y is not None and y.is_floating_point():
+        target = y.numpy()
+    elif y is not None:
+        label = y.numpy()
+        wrong = mean.argmax(1) != label
     rows = some_of_each(wrong, LAYER_SAMPLES, seed)
-    arrays["layer_entropy"] = np.full((len(x), len(layer_names(net))), np.nan, dtype=np.float32)
+    layer_entropy = np.full((len(x), len(layer_names(net))), np.nan, dtype=np.float32)
     chunks = np.array_split(rows, max(1, len(rows) // _BATCH))
     for some in progress(chunks, f"{name}, by layer") if progress else chunks:
         with record(net) as layers:
             net(x[some].to(device))
         chosen = {layer: layers[layer] for layer in layer_names(net)}
         entropies = scores.layer_entropies(chosen).values()
-        arrays["layer_entropy"][some] = np.stack([each.cpu().numpy() for each in entropies], 1)
-    gallery = _gallery(arrays["entropy"], wrong)
-    return arrays | {"input": x[gallery].numpy(), "input_index": gallery}
+        layer_entropy[some] = np.stack([each.cpu().numpy() for each in entropies], 1)
+    gallery = _gallery(entropy, wrong)
+    return Predictions(
+        name=name,
+        mean=mean,
+        variance=_joined([one.variance for one in found]),
+        entropy=entropy,
+        layer_entropy=layer_entropy,
+        label=label,
+        target=target,
+        input=x[gallery].numpy(),
+        input_index=gallery,
+        covariance=_joined_or_none([one.covariance for one in found]),
+        calibrated_probabilities=_joined_or_none([one.probabilities for one in found]),
+        calibrated_mean=_joined_or_none([one.calibrated_mean for one in found]),
+        calibrated_variance=_joined_or_none([one.calibrated_variance for one in found]),
+        calibrated_covariance=_joined_or_none([one.calibrated_covariance for one in found]),
+        scores={key: _joined([one.scores[key] for one in found]) for key in found[0].scores},
+    )
 
 
-def _measured(net: nn.Module, x: Tensor, held_out: HeldOut, classify: bool) -> dict[str, Tensor]:
+class _Batch(NamedTuple):
     """All of one batch."""
+
+    mean: Tensor
+    variance: Tensor
+    entropy: Tensor
+    scores: dict[str, Tensor]
+    covariance: Tensor | None = None
+    probabilities: Tensor | None = None
+    calibrated_mean: Tensor | None = None
+    calibrated_variance: Tensor | None = None
+    calibrated_covariance: Tensor | None = None
+
+
+def _joined(batches: Sequence[Tensor]) -> np.ndarray:
+    return np.concatenate([value.cpu().numpy() for value in batches])
+
+
+def _joined_or_none(batches: Sequence[Tensor | None]) -> np.ndarray | None:
+    known = [value for value in batches if value is not None]
+    return _joined(known) if known else None
+
+
+def _measured(net: nn.Module, x: Tensor, held_out: HeldOut, classify: bool) -> _Batch:
     kind = FEATURES["moments"]
     with kind.watch(net) as seen:
         out: Moments = net(x)
-    found = {"mean": out.mean, "variance": out.variance, "entropy": out.entropy()}
-    if not classify:
-        found["covariance"] = out.covariance_matrix
-    for name, score in (scores.SCORES if classify else scores.COVARIANCE_SCORES).items():
-        found[SCORE + name] = score(out)
+    known = scores.SCORES if classify else scores.COVARIANCE_SCORES
+    found = _Batch(
+        out.mean,
+        out.variance,
+        out.entropy(),
+        {name: score(out) for name, score in known.items()},
+        None if classify else out.covariance_matrix,
+    )
     for name, fitted in held_out.scores.items():
-        found[SCORE + name] = (
+        found.scores[name] = (
             fitted.of(kind.of(seen, out).cpu(), out.mean.cpu())
             if fitted.features == "moments"
             else fitted(net, x)
         )
-    if held_out.calibration is not None:
-        quiet = held_out.noise
-        if quiet is not None and list(quiet) != noise_of(net):
-            out = with_noise(net, quiet)(x)
-        calibrated = held_out.calibration.to(x.device)(out)
-        if classify:
-            found["calibrated_probabilities"] = scores.expected_softmax(calibrated).float()
-        else:
-            found["calibrated_mean"] = calibrated.mean
-            found["calibrated_variance"] = calibrated.variance
-            found["calibrated_covariance"] = calibrated.covariance_matrix
-    return found
+    if held_out.calibration is None:
+        return found
+    quiet = held_out.noise
+    if quiet is not None and list(quiet) != noise_of(net):
+        out = with_noise(net, quiet)(x)
+    calibrated = held_out.calibration.to(x.device)(out)
+    if classify:
+        return found._replace(probabilities=scores.expected_softmax(calibrated).float())
+    return found._replace(
+        calibrated_mean=calibrated.mean,
+        calibrated_variance=calibrated.variance,
+        calibrated_covariance=calibrated.covariance_matrix,
+    )
 
 
 def some_of_each(wrong: np.ndarray, count: int, seed: int) -> np.ndarray:

@@ -40,7 +40,7 @@ def peak() -> float | None:
 @quietly()
 def above_idle(run: Run, covariance: str, exact_width: int | None, batch: int) -> float | None:
     """Peak of one batch, covariances of the outputs included, above what was held before."""
-    model = run.config().model
+    model = run.config.model
     net = run.network()
     # Memory does not depend on values, and data would raise the peak while they are read.
     dtype = torch.uint8 if model.is_image else torch.float64

@@ -56,7 +56,7 @@ class Record:
     @classmethod
     def read(cls: type[Value], path: Path, remedy: str = "") -> Value:
         """Read what ``write`` wrote; an error names the file, the key and what was expected."""
-        return decoded(cls, read_json(path), str(path), remedy)
+        return decoded(cls, read_json(path, remedy), str(path), remedy)
 
     @classmethod
     def from_json(cls: type[Value], content: Mapping[str, Any], source: str = "JSON") -> Value:

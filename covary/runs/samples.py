@@ -12,7 +12,6 @@ from covary import data
 from covary.data import DataError, Dataset, Schema
 from covary.data.download import file_sha256
 from covary.runs.config import DataConfig, RunConfig
-from covary.runs.directory import Run
 from covary.training.batches import shuffled
 
 
@@ -42,9 +41,10 @@ def _whole(config: DataConfig, *, data_dir: str | None, seed: int) -> tuple[Data
     path = Path(config.name)
     if config.sha256 and path.exists() and file_sha256(path) != config.sha256:
         raise DataError(
-            f"{path} is not the file that this run was trained on: its content has changed, and "
-            "its rows would be divided into training and test rows in another way. Put the old "
-            "one back, or train again; new rows can be looked at with covary evaluate RUN --ood."
+            f"{path} is not the file that this run was trained on (config.toml has its SHA-256): "
+            "its content has changed, and its rows would be divided into training and test rows in "
+            "another way. Put the old one back, or train again; new rows can be looked at with "
+            "covary evaluate RUN --ood."
         )
     return data.read_table(
         path,
@@ -70,14 +70,6 @@ def validation_rows(n: int, config: RunConfig) -> tuple[Tensor, Tensor]:
     return order[:count], order[count:].sort().values
 
 
-def foreign_inputs(
-    run: Run, dataset: Dataset, names: Sequence[str], *, data_dir: str | None, seed: int
-) -> tuple[dict[str, Tensor], list[str]]:
-    """Inputs foreign to a run, by what they are called in results, and notes on reading them."""
-    config, schema = run.config().data, run.schema()
-    return foreign_sets(config, schema, dataset, names, data_dir=data_dir, seed=seed)
-
-
 def foreign_sets(
     config: DataConfig,
     schema: Schema | None,
@@ -87,7 +79,7 @@ def foreign_sets(
     data_dir: str | None,
     seed: int,
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """The same for the data of a run that need not be there yet."""
+    """Inputs foreign to a run, by what they are called in results, and notes on reading them."""
     inputs: dict[str, Tensor] = {}
     notes: list[str] = []
     for name in names:

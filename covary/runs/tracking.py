@@ -5,12 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from covary.data import Dataset
 from covary.nn import Lift
-from covary.nn.fidelity import Fidelity, TrackingWarning
+from covary.nn.fidelity import Fidelity, Row, TrackingWarning
+from covary.runs.config import check_covariance
 from covary.runs.directory import Run
 from covary.runs.samples import validation_rows
 from covary.tracking import track
@@ -35,16 +36,50 @@ def fidelity_of(net: nn.Module) -> Fidelity | None:
     return None
 
 
-def known_or_measured(
-    run: Run, net: nn.Module, dataset: Dataset, *, progress: bool
-) -> tuple[Fidelity, list[str]]:
+class Held(NamedTuple):
+    """How covariances are held in a measurement."""
+
+    covariance: str
+    exact_width: int | None = None  # of tracked ones, as the next
+    fidelity: Row | None = None
+    notes: tuple[str, ...] = ()
+
+
+def chosen(
+    run: Run,
+    net: nn.Module,
+    covariance: str | None,
+    exact_width: int | None = None,
+    *,
+    progress: bool = False,
+) -> Held:
+    """How to hold covariances: as asked for; else tracked, or full where tracked ones are poor.
+
+    If tracked covariances were never compared with exact ones they are now, and what comes out is
+    kept with the run's weights; ``net`` is told, too.
+    """
+    model = run.config.model
+    if covariance is not None or exact_width is not None:
+        covariance = check_covariance(covariance or "tracked", exact_width, model)
+    if covariance not in (None, "tracked"):
+        return Held(covariance)
+    asked = model.exact_width if exact_width is None else exact_width
+    known, news = known_or_measured(run, net, progress=progress)
+    row = known.used(asked)
+    if covariance is None and row.is_poor:
+        poor = f"Tracked covariances of this network are poor ({row}), so exact ones are taken."
+        return Held("full", notes=(*news, poor))
+    return Held("tracked", known.width(asked), row, (*news, summary(known, asked)))
+
+
+def known_or_measured(run: Run, net: nn.Module, *, progress: bool) -> tuple[Fidelity, list[str]]:
     """What is known of a run's network, measured and kept now if nothing was; and a note if so."""
     known = fidelity_of(net)
     if known is not None:
         return known, []
-    config = run.config()
-    _, rows = validation_rows(len(dataset.x), config)
-    fidelity = measure(net, dataset.x, rows, seed=config.training.seed, progress=progress)
+    x, config = run.data.x, run.config
+    _, rows = validation_rows(len(x), config)
+    fidelity = measure(net, x, rows, seed=config.training.seed, progress=progress)
     kept = run.save_tracking(net)
     where = f"kept in {run.model_path.name}" if kept else "not kept, since training is not finished"
     return fidelity, [f"Tracked covariances were never measured here: done now, and {where}."]

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from covary import activations, data
 from covary.data import DataError, Dataset, Schema
 from covary.data.download import file_sha256
+from covary.files import write_atomically
 from covary.models import with_covariance
 from covary.moments import Moments
 from covary.nn import Rescale, Standardize
@@ -23,6 +24,8 @@ from covary.runs import tracking
 from covary.runs.config import DataConfig, ModelConfig, RunConfig
 from covary.runs.directory import Run, RunError, elapsed, environment
 from covary.runs.presets import preset
+from covary.runs.records import to_json
+from covary.runs.results import Environment
 from covary.runs.samples import validation_rows
 from covary.training import (
     Checkpoint,
@@ -34,9 +37,14 @@ from covary.training import (
     TensorBatches,
     TrainingConfig,
     fit,
+    log,
 )
-from covary.training.checkpoint import write_atomically
+from covary.training.config import make_optimizer
 
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+Existing = Literal["refuse", "resume", "overwrite"]
 # Per-sample covariances are dear; so many show how entropy goes through training.
 _ENTROPY_SAMPLES = 500
 
@@ -85,33 +93,55 @@ def resolve(config: DataConfig, dataset: Dataset, chosen: dict[str, Any]) -> Run
     )
 
 
-def prepare(run: Run, config: RunConfig, *, resume: bool, overwrite: bool) -> None:
-    """Make the folder, or refuse to touch the run that is there."""
-    if run.exists() and not overwrite:
-        if not resume:
+def prepare(run: Run, config: RunConfig, existing: Existing) -> None:
+    """Make the folder, or refuse to touch the run that is there.
+
+    Of a run that is gone on with nothing is changed here: what it has is good until training has
+    made something better. Of one that is replaced everything is removed, as the last thing.
+    """
+    if not run.exists():
+        if run.path.is_dir() and any(run.path.iterdir()):
             raise RunError(
-                f"{run.path} holds a run already. Go on with it (--resume), replace it "
-                "(--overwrite) or choose another folder (--out)."
+                f"{run.path} is not empty and holds no run. Choose another folder (--out)."
             )
-        before = run.config()
-        differences = config.differences(before)
-        more = config.training.epochs > before.training.epochs
-        if more and config.training.schedule == "constant":
-            # Nothing that was done depends on how many epochs there will be.
-            differences = [text for text in differences if not text.startswith("training.epochs")]
-        if differences:
-            raise RunError(
-                f"{run.path} was begun with another configuration ({'; '.join(differences)}). "
-                "Resume with the command it was begun with, or choose another folder (--out)."
-            )
-    elif run.exists():
-        run.clear()
-    elif run.path.is_dir() and any(run.path.iterdir()):
-        raise RunError(f"{run.path} is not empty and holds no run. Choose another folder (--out).")
+    elif existing == "refuse":
+        raise RunError(
+            f"{run.path} holds a run already. Go on with it (--resume), replace it "
+            "(--overwrite) or choose another folder (--out)."
+        )
+    elif existing == "resume":
+        _check_resumable(run, config)
+        return
+    config.model.build()  # what cannot be built replaces nothing
+    run.clear()
     write_atomically(run.config_path, config.to_toml().encode())
-    if run.epochs_done() < config.training.epochs:
-        # The weights of a run that is not finished are those of its checkpoint.
-        run.model_path.unlink(missing_ok=True)
+
+
+def _check_resumable(run: Run, config: RunConfig) -> None:
+    """Whether a run can be gone on with, to the end that the configuration has."""
+    before = run.config
+    differences = config.differences(before)
+    more = config.training.epochs > before.training.epochs
+    if more and config.training.schedule == "constant":
+        # Nothing that was done depends on how many epochs there will be.
+        differences = [text for text in differences if not text.startswith("training.epochs")]
+    if differences:
+        raise RunError(
+            f"{run.config_path} has another configuration ({'; '.join(differences)}). "
+            "Resume with the command it was begun with, or choose another folder (--out)."
+        )
+    run.check_replaceable(run.model_path, run.path / "environment.json")
+    if run.metrics_path.exists():
+        log.read(run.metrics_path)
+    checkpoint = Checkpoint(run.checkpoint_path)
+    if checkpoint.path.exists():
+        objective = _objective(config.model.build(), config)
+        checkpoint.restore(objective, make_optimizer(config.training, objective))
+    elif run.model_path.exists():
+        raise RunError(
+            f"{run.path} is trained to its end, but {checkpoint.path.name}, from which it could "
+            "go on, is not there. Use it as it is, or train it anew (--overwrite)."
+        )
 
 
 def train(
@@ -123,8 +153,8 @@ def train(
     accelerator: str = "auto",
     devices: int | str = 1,
     strategy: str = "auto",
+    existing: Existing = "refuse",
     resume: bool = False,
-    overwrite: bool = False,
     checkpoint_minutes: float = 5.0,
     keep: Collection[int] = (),
     display: Display | None = None,
@@ -140,34 +170,27 @@ def train(
             there is any, else the CPU.
         devices: how many.
         strategy: how they work together, such as ``"ddp"``.
-        resume: go on where the run in the folder stopped.
-        overwrite: replace the run in the folder.
+        existing: what to do with a run that is in the folder: ``"refuse"`` to touch it,
+            ``"resume"`` it where it stopped, or ``"overwrite"`` it.
+        resume: the same as ``existing="resume"``.
         checkpoint_minutes: save after so many minutes within an epoch too.
         keep: epochs whose weights are put aside, for ``Run.network(epoch)``.
         display: what shows progress.
     """
     started = datetime.now(timezone.utc)
-    # Not at the top: it takes seconds to import, and `covary --help` can do without.
-    from lightning_fabric import Fabric
-
-    if accelerator == "auto":  # what else there is lacks float64, which tables are read in
-        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-    fabric = Fabric(
-        accelerator=accelerator,
-        devices=devices,
-        strategy=strategy,
-        precision=config.precision,  # type: ignore[arg-type]
-    )
+    existing = "resume" if resume else existing
+    fabric = _fabric(config, accelerator, devices, strategy)
     augmentation = _augmentation(config, dataset)
-    # What cannot be trained leaves no folder.
-    trunk = _trunk_of(config.model) if not run.checkpoint_path.exists() else None
+    # What cannot be trained leaves no folder. A checkpoint that is gone on from has its trunk.
+    goes_on = existing == "resume" and run.checkpoint_path.exists()
+    trunk = None if goes_on else _trunk_of(config.model)
     # Processes that a strategy starts run this too; the folder is for the first of them.
     first = int(os.environ.get("LOCAL_RANK", "0")) == 0
     with run.held_for_training() if first else nullcontext():
         if first:
-            prepare(run, config, resume=resume, overwrite=overwrite)
-            if schema is not None:
-                run.write_json("schema.json", schema.to_dict())
+            prepare(run, config, existing)
+            if schema is not None and not (run.path / "schema.json").exists():
+                run.write_json("schema.json", to_json(schema))
         fabric.launch()
         seed = config.training.seed
         torch.manual_seed(seed)
@@ -180,20 +203,19 @@ def train(
             _standardize(net, x, y)
         # Each process draws its own dropout masks and crops.
         torch.manual_seed(seed + fabric.global_rank)
-        record = environment(
-            started,
-            seed=seed,
+        record = Environment(
             data=dataset.source,
-            notes=list(dataset.notes),
+            notes=tuple(dataset.notes),
             training_samples=len(x),
             validation_samples=len(held_out),
             test_samples=len(dataset.x_test),
             processes=fabric.world_size,
             device=str(fabric.device),
+            **environment(started, seed=seed),
         )
         if fabric.is_global_zero:
             # Now, and again at the end: a run that is killed has its circumstances on record too.
-            run.write_json("environment.json", record)
+            record.write(run.path / "environment.json")
         objective = _objective(net, config)
         history = fit(
             objective,
@@ -201,20 +223,37 @@ def train(
             config.training,
             fabric=fabric,
             checkpoint=Checkpoint(run.checkpoint_path, checkpoint_minutes, frozenset(keep)),
-            resume=resume,
+            resume=existing == "resume",
             validate=_validation(objective, dataset, held_out, config, fabric.device),
             log=MetricsLog(run.metrics_path) if fabric.is_global_zero else None,
             display=display,
         )
         if fabric.is_global_zero:
-            if not run.model_path.exists():
+            if history or not run.model_path.exists() or run.config != config:
                 if config.model.covariance == "tracked":
                     shown = display is not None and not isinstance(display, Silent)
                     tracking.measure(net, dataset.x, rows, seed=seed, progress=shown)
                 run.save_network(net)
-            run.write_json("environment.json", record | elapsed(started))
+                # Of a run that went on only now: weights and configuration belong together.
+                write_atomically(run.config_path, config.to_toml().encode())
+            done = replace(record, seconds=elapsed(started)["seconds"])
+            done.write(run.path / "environment.json")
         fabric.barrier()
         return history
+
+
+def _fabric(config: RunConfig, accelerator: str, devices: int | str, strategy: str) -> Fabric:
+    # Not at the top: it takes seconds to import, and `covary --help` can do without.
+    from lightning_fabric import Fabric
+
+    if accelerator == "auto":  # what else there is lacks float64, which tables are read in
+        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    return Fabric(
+        accelerator=accelerator,
+        devices=devices,
+        strategy=strategy,
+        precision=config.precision,  # type: ignore[arg-type]
+    )
 
 
 def _is_uci(name: str) -> bool:
@@ -233,7 +272,7 @@ def _trunk_of(config: ModelConfig) -> nn.Module | None:
     if not config.trunk_from:
         return None
     other = Run(config.trunk_from)
-    found = other.config().model
+    found = other.config.model
     if (found.trunk, found.input_shape) != (config.trunk, config.input_shape):
         theirs = f"a {found.trunk} trunk" if found.trunk else "no trunk"
         raise RunError(

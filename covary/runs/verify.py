@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
@@ -12,12 +13,20 @@ from torch import Tensor, nn
 
 from covary.models import with_covariance
 from covary.recording import record
-from covary.runs.directory import Run, environment, weights_digest
+from covary.runs.directory import Run, environment
 from covary.runs.measuring import Progress, numbered
-from covary.runs.samples import load_data
+from covary.runs.results import (
+    EntropyGap,
+    InTime,
+    PoorReasons,
+    SimulatedLayer,
+    SpikingVerification,
+    Verification,
+    VerifiedLayer,
+    WithBar,
+)
+from covary.runs.spikes import percent, relative, verify_spikes
 from covary.runs.tracking import quietly
-from covary.runs.verify_spiking import verify_spikes
-from covary.runs.verify_words import sentences
 from covary.stochastic import Chain, Dynamics, Estimate, Stage, sample_steady, simulate_ou
 from covary.stochastic.comparison import (
     ERRORS,
@@ -32,8 +41,9 @@ from covary.stochastic.comparison import (
     some_pairs,
     variance_share,
 )
-from covary.training.log import without_nan
 
+# A layer that makes so much of its error itself does not owe it to those before it.
+_MOSTLY = 0.7
 # Relative errors of covariances above this are poor.
 LIMIT = 0.1
 # name -> ratio of time constants of a layer and the one before it
@@ -70,10 +80,9 @@ def verify(
     method: str = "exponential",
     dt: float | None = None,
     decisions: int = 500,
-    data_dir: str | None = None,
     seed: int = 0,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> Verification | SpikingVerification:
     """Simulate the network behind a run on test inputs, and compare moments layer by layer.
 
     Networks of spiking neurons are simulated spike by spike, and what comes out is written to
@@ -91,24 +100,24 @@ def verify(
         method, dt: how networks in time are integrated, as ``covary.stochastic.simulate_ou`` takes
             them; spikes need neither.
         decisions: test inputs to see how fast a spiking network classifies them.
-        data_dir: where data are looked for first.
         seed: decides which inputs, and all noise.
         progress: wraps what is done step by step, given a name, to show how far it is.
     """
     started = datetime.now(timezone.utc)
-    config = run.config()
+    config = run.config
     net = run.network().to("cuda" if torch.cuda.is_available() else "cpu")
     chain = Chain.of(net)
+    path = run.spikes_path if chain.is_spiking else run.verification_path
+    run.check_replaceable(path, path.with_suffix(".npz"))
     if duration is not None and duration <= 0:
         raise ValueError(f"A simulation takes a duration above 0, got {duration:g}.")
-    dataset, _ = load_data(config.data, data_dir=data_dir, seed=config.training.seed)
+    dataset = run.data
     rows = np.random.default_rng(seed).permutation(len(dataset.x_test))[:samples]
     if chain.is_spiking:
         return verify_spikes(
             run,
             net,
             chain,
-            dataset,
             rows,
             copies=64 if copies is None else copies,
             duration=1000.0 if duration is None else duration,
@@ -124,38 +133,23 @@ def verify(
         _look(net, chain, one[None], copies, in_time, (seed, i), numbered(progress, i, len(x)))
         for i, one in enumerate(x)
     ]
-    dynamics = seen[0].dynamics
-    result = {
-        "kind": "steady",
-        "dataset": config.data.name,
-        "task": config.model.task,
-        "activation": config.model.activation,
-        "noise": [chain.noise, *(stage.noise for stage in chain.stages)],
-        "weights": weights_digest(net),
-        "inputs": rows.tolist(),
-        "copies": copies,
-        "duration": duration,
-        "limit": LIMIT,
-        "simulations": [STEADY, *OU],
-        "ou": {
-            name: {
-                "ratio": OU[name],
-                "method": method,
-                "copies": _OU_COPIES,
-                "time_constants": list(one.time_constants),
-                "dt": one.dt,
-                "burn_in": one.burn_in,
-            }
-            for name, one in dynamics.items()
-        },
-        "layers": [_layer(stage, i, seen) for i, stage in enumerate(chain.stages)],
+    found = Verification(
+        dataset=config.data.name,
+        task=config.model.task,  # type: ignore[arg-type]
+        activation=config.model.activation,
+        noise=(chain.noise, *(stage.noise for stage in chain.stages)),
+        weights=run.weights,
+        inputs=tuple(rows.tolist()),
+        copies=copies,
+        duration=duration,
+        limit=LIMIT,
+        simulations=(STEADY, *OU),
+        ou={name: _in_time(name, one, method) for name, one in seen[0].dynamics.items()},
+        layers=tuple(_layer(stage, i, seen) for i, stage in enumerate(chain.stages)),
+        arrays=_arrays(chain, x, seen, seed),
         **environment(started, seed=seed),
-    }
-    result["notes"] = sentences(result)
-    run.write_arrays("verification.npz", _arrays(chain, x, seen, seed))
-    clean: dict[str, Any] = without_nan(result)
-    run.write_json(run.verification_path.name, clean)
-    return clean
+    )
+    return replace(found, notes=tuple(sentences(found))).write(run.verification_path)
 
 
 @torch.no_grad()
@@ -218,62 +212,65 @@ def _look(
     return _Seen(analytic, before, steady, dynamics, compared, shares, why)
 
 
+def _in_time(name: str, one: Dynamics, method: str) -> InTime:
+    times = tuple(one.time_constants)
+    return InTime(OU[name], method, _OU_COPIES, times, one.dt, one.burn_in)
+
+
 def _liveliest(covariance: Tensor) -> list[int]:
     """The units that vary most, to be shown in time."""
     order: list[int] = covariance.diagonal().argsort(descending=True)[:_TRACED].tolist()
     return order
 
 
-def _layer(stage: Stage, i: int, seen: Sequence[_Seen]) -> dict[str, Any]:
+def _layer(stage: Stage, i: int, seen: Sequence[_Seen]) -> VerifiedLayer:
     compared = {name: [one.compared[name][i] for one in seen] for name in (STEADY, *OU)}
     averages = {key: Error.average([one.errors[key] for one in compared[STEADY]]) for key in ERRORS}
     why = [one.reasons[i] for one in seen]
     most = max(why, key=lambda one: abs(one.pairs[0][2]) if one.pairs else 0.0)
     parts = ("strong_pairs", "error_at_strong_pairs", "saturated", "error_at_saturated")
-    return {
-        "name": stage.name,
-        "units": len(stage.weight),
-        "activation": stage.activation.name,
-        "poor": [key for key in ("covariance", "off_diagonal") if averages[key].is_above(LIMIT)],
-        "simulations": {
-            name: _averaged(listed)
-            | {"variance_share": _mean([one.shares[name][i] for one in seen])}
+    return VerifiedLayer(
+        name=stage.name,
+        units=len(stage.weight),
+        activation=stage.activation.name,
+        poor=tuple(key for key in ("covariance", "off_diagonal") if averages[key].is_above(LIMIT)),
+        simulations={
+            name: _averaged(listed, [one.shares[name][i] for one in seen])
             for name, listed in compared.items()
         },
-        "by_input": [
+        by_input=tuple(
             {key: error.value for key, error in one.errors.items()} | {"entropy": one.entropy.value}
             for one in compared[STEADY]
-        ],
-        "reasons": {
-            "pairs": [list(pair) for pair in most.pairs],
+        ),
+        reasons=PoorReasons(
+            pairs=tuple(most.pairs),
             **{key: float(np.mean([getattr(one, key) for one in why])) for key in parts},
-            "own": float(np.sqrt(np.mean([one.own**2 for one in why]))),
-        },
-    }
+            own=float(np.sqrt(np.mean([one.own**2 for one in why]))),
+        ),
+    )
 
 
-def _averaged(compared: Sequence[Comparison]) -> dict[str, Any]:
+def _averaged(
+    compared: Sequence[Comparison], shares: Sequence[tuple[float, float]]
+) -> SimulatedLayer:
     """Of one layer and simulation, over inputs."""
-    errors = {key: Error.average([one.errors[key] for one in compared]) for key in ERRORS}
     dimensions = [one.entropy.dimensions for one in compared]
-    return {
-        **{
-            key: {"value": error.value, "bar": error.bar, "floor": error.floor}
-            for key, error in errors.items()
-        },
-        "entropy": _mean([one.entropy[:2] for one in compared])
-        | {"dimensions": [min(dimensions), max(dimensions)]},
-        "effective_samples": float(np.mean([one.samples for one in compared])),
-    }
+    gap = _mean([one.entropy[:2] for one in compared])
+    return SimulatedLayer(
+        **{key: relative([one.errors[key] for one in compared]) for key in ERRORS},
+        entropy=EntropyGap(gap.value, gap.bar, (min(dimensions), max(dimensions))),
+        effective_samples=float(np.mean([one.samples for one in compared])),
+        variance_share=_mean(shares),
+    )
 
 
-def _mean(values: Sequence[tuple[float, float]]) -> dict[str, float]:
+def _mean(values: Sequence[tuple[float, float]]) -> WithBar:
     """Of values with standard errors."""
     bars = [bar for _, bar in values]
-    return {
-        "value": float(np.mean([value for value, _ in values])),
-        "bar": float(np.linalg.norm(bars) / len(bars)),
-    }
+    return WithBar(
+        float(np.mean([value for value, _ in values])),
+        float(np.linalg.norm(bars) / len(bars)),
+    )
 
 
 def _arrays(chain: Chain, x: Tensor, seen: Sequence[_Seen], seed: int) -> dict[str, np.ndarray]:
@@ -332,3 +329,83 @@ def _stacked(values: Sequence[Tensor]) -> np.ndarray:
 def _numpy(value: Tensor) -> np.ndarray:
     array: np.ndarray = value.float().cpu().numpy()
     return array
+
+
+# What the numbers say: where linear response is poor, and why.
+
+
+def sentences(result: Verification) -> list[str]:
+    """One for each layer whose covariances are poor, and one on networks in time."""
+    found = [_poor(layer) for layer in result.layers if layer.poor]
+    unclear = [layer.name for layer in result.layers if _is_unclear(layer, result.limit)]
+    if unclear:
+        found.append(
+            f"Of {', '.join(unclear)} it cannot be told whether covariances are more than "
+            f"{result.limit:.0%} off: the simulation is too short. Take more --copies."
+        )
+    if not found:
+        found = [
+            f"No layer's covariances are more than {result.limit:.0%} off beyond doubt: linear "
+            "response describes this network on these inputs."
+        ]
+    return [*found, _of_time(result)]
+
+
+def _is_unclear(layer: VerifiedLayer, limit: float) -> bool:
+    return not layer.poor and layer.steady.covariance.may_reach(limit)
+
+
+def _poor(layer: VerifiedLayer) -> str:
+    errors, why = layer.steady, layer.reasons
+    off = f"{percent(errors.covariance.value)} off"
+    text = f"{layer.name}: covariances are {off} ({percent(errors.off_diagonal.value)} "
+    text += "between different units). "
+    own, whole = why.own, errors.covariance.value
+    if whole is not None and own < _MOSTLY * whole:
+        text += (
+            f"Of its own the layer would add {percent(own)}: it inherits the rest from the layers "
+            "before it."
+        )
+        if layer.activation == "identity":
+            return text
+    correlated, saturated = _correlated(why), _saturated(why)
+    if why.error_at_saturated > max(why.error_at_strong_pairs, 0.5):
+        return " ".join([text.rstrip(), saturated, correlated]).rstrip()
+    shown = [correlated, saturated] if why.error_at_saturated > 0.5 else [correlated]
+    return " ".join([text.rstrip(), *shown]).rstrip()
+
+
+def _correlated(why: PoorReasons) -> str:
+    if not why.pairs:
+        return ""
+    i, j, rho = why.pairs[0]
+    return (
+        f"Its inputs are correlated by up to |rho| = {abs(rho):.2f} (units {i} and {j}), and "
+        f"linear response keeps the first power of rho alone: the {percent(why.strong_pairs)} "
+        f"of pairs with |rho| above 0.5 have {percent(why.error_at_strong_pairs)} of the "
+        "squared error."
+    )
+
+
+def _saturated(why: PoorReasons) -> str:
+    return (
+        f"{percent(why.saturated)} of its units are saturated (less than a fifth of their "
+        f"variance is linear in their noise); pairs with such a unit have "
+        f"{percent(why.error_at_saturated)} of the squared error."
+    )
+
+
+def _of_time(result: Verification) -> str:
+    output = result.output.simulations
+    at_once, equal = (output[name].variance_share for name in ("ou-0", "ou-1"))
+    return (
+        "In time, with the equal time constants of the paper's equation, each layer averages over "
+        f"the noise of those before it: the output has {_as_share(equal)} of its variance. Moments "
+        f"are those of layers that follow at once, where it has {_as_share(at_once)} of it."
+    )
+
+
+def _as_share(share: WithBar) -> str:
+    if share.value is None or share.bar is None:
+        return "an unknown part"
+    return f"{share.value:.2f} \N{PLUS-MINUS SIGN} {share.bar:.2f}"

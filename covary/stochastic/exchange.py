@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from covary import activations
 from covary.activations.neuron import LIF
 from covary.data.dataset import needed
+from covary.files import write_atomically
 from covary.nn import Activation, Flatten, Lift, Linear, Noise
 from covary.stochastic.chain import Chain, Stage
 from covary.stochastic.spiking import layers_of_neurons, neuron_of
@@ -106,9 +107,7 @@ def save_nir(
     graph = to_nir(net, spike_width=spike_width, ms_per_unit=ms_per_unit)
     content = io.BytesIO()
     nir.write(content, graph)
-    part = Path(f"{path}.part")
-    part.write_bytes(content.getvalue())
-    part.replace(path)
+    write_atomically(Path(path), content.getvalue())
 
 
 def from_nir(

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from covary.files import FileError, write_atomically, write_tensors
+from covary.files import read_tensors as read
+
+__all__ = [
+    "Checkpoint",
+    "Position",
+    "load_weights",
+    "position_in",
+    "read",
+    "snapshot_path",
+    "write_atomically",
+]
 
 
 @dataclass
@@ -23,27 +36,6 @@ class Position:
     samples: int = 0  # of the unfinished epoch, with the sums of their losses
     loss: float = 0.0
     statistic: float = 0.0
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file in one step: at any moment a reader sees the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Of this process alone: another may be writing the same file.
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        with unfinished.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    # The new name has to reach the disk too.
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 @dataclass
@@ -69,22 +61,17 @@ class Checkpoint:
         self, objective: nn.Module, optimizer: torch.optim.Optimizer, position: Position
     ) -> None:
         """Write weights, optimizer and random state; refuse weights that are not finite."""
-        from safetensors.torch import save
-
         tensors = {f"objective/{name}": value for name, value in objective.state_dict().items()}
         broken = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
         if broken:
             raise FloatingPointError(f"{broken[0].removeprefix('objective/')} is not finite")
         if position.epoch in self.keep and position.batch == 0:
             # Before the checkpoint: a process killed in between does this epoch again, and this.
-            weights = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-            write_atomically(snapshot_path(self.path, position.epoch), save(weights))
+            write_tensors(snapshot_path(self.path, position.epoch), tensors)
         for name, state in _optimizer_states(objective, optimizer).items():
             tensors |= {f"optimizer/{name}/{key}": value for key, value in state.items()}
         tensors |= {f"random/{device}": state for device, state in _random_states().items()}
-        whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        content = save(whole, metadata={"position": json.dumps(asdict(position))})
-        write_atomically(self.path, content)
+        write_tensors(self.path, tensors, {"position": json.dumps(asdict(position))})
         self._saved_at = time.monotonic()
 
     def restore(self, objective: nn.Module, optimizer: torch.optim.Optimizer) -> Position:
@@ -93,35 +80,64 @@ class Checkpoint:
         groups: dict[str, dict[str, Tensor]] = {"objective": {}, "optimizer": {}, "random": {}}
         for name, value in tensors.items():
             group, _, rest = name.partition("/")
+            if group not in groups:
+                raise FileError(f"{self.path} is not a checkpoint: it holds {name}.")
             groups[group][rest] = value
-        objective.load_state_dict(groups["objective"])
+        load_weights(objective, groups["objective"], self.path)
         parameters = dict(objective.named_parameters())
-        for name, value in groups["optimizer"].items():
-            parameter, _, key = name.rpartition("/")
-            owner = parameters[parameter]
-            optimizer.state[owner][key] = value.to(owner.device)
-        torch.set_rng_state(groups["random"]["cpu"])
-        for device, state in groups["random"].items():
-            if device.startswith("cuda"):
-                torch.cuda.set_rng_state(state, device)
-        return Position(**json.loads(metadata["position"]))
+        try:
+            for name, value in groups["optimizer"].items():
+                parameter, _, key = name.rpartition("/")
+                owner = parameters[parameter]
+                if value.numel() not in (1, owner.numel()):
+                    raise ValueError(f"optimizer/{name} has shape {tuple(value.shape)}")
+                optimizer.state[owner][key] = value.to(owner.device)
+            if len({frozenset(state) for state in optimizer.state.values()}) > 1:
+                raise ValueError("optimizer state, which some parameters lack,")
+            torch.set_rng_state(groups["random"]["cpu"])
+            for device, state in groups["random"].items():
+                if device.startswith("cuda"):
+                    torch.cuda.set_rng_state(state, device)
+        except (KeyError, ValueError, TypeError, RuntimeError) as error:
+            raise FileError(
+                f"{self.path} is not a checkpoint of this training: its {error} does not fit."
+            ) from error
+        return position_in(metadata, self.path)
+
+
+def position_in(metadata: Mapping[str, str], path: Path) -> Position:
+    """How far the run had come whose checkpoint has this metadata."""
+    try:
+        position = Position(**json.loads(metadata["position"]))
+        if not all(isinstance(value, int | float) for value in asdict(position).values()):
+            raise TypeError("numbers are expected")
+    except (KeyError, ValueError, TypeError) as error:
+        raise FileError(f"{path} does not say how far training had come ({error!r}).") from error
+    return position
+
+
+def load_weights(
+    module: nn.Module, tensors: Mapping[str, Tensor], path: Path, what: str = "the network"
+) -> None:
+    """Load the tensors of a file into a module; an error names the file and what does not fit."""
+    broken = [
+        name
+        for name, value in tensors.items()
+        # How well covariances are tracked may be undefined.
+        if not (name.endswith("fidelity") or torch.isfinite(value).all())
+    ]
+    if broken:
+        raise FileError(f"{path} is damaged: {broken[0]} has numbers that are not finite.")
+    try:
+        module.load_state_dict(dict(tensors))
+    except (RuntimeError, ValueError, TypeError) as error:
+        problem = " ".join(str(error).partition("\n")[2].split()) or str(error)
+        raise FileError(f"{path} does not fit {what}: {problem}") from error
 
 
 def snapshot_path(checkpoint: Path, epoch: int) -> Path:
     """Where the weights after an epoch are put aside: a folder ``epochs`` beside the checkpoint."""
     return checkpoint.parent / "epochs" / f"{epoch:04d}.safetensors"
-
-
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file, or an error that names it."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is not a readable safetensors file: {error}.") from error
 
 
 def _optimizer_states(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from covary.training.checkpoint import write_atomically
+from covary.files import FileError, read_text, write_atomically
+from covary.files import without_nan as without_nan
 
 
 class MetricsLog:
@@ -53,19 +53,16 @@ class MetricsLog:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The rows of a file; a last line that a killed process left unfinished does not count."""
+    lines = read_text(path).splitlines()
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
+            row = json.loads(line)
+            if not isinstance(row.get("step"), int):
+                raise ValueError("expected an object with a whole number as 'step'")
+        except (ValueError, AttributeError) as error:
+            if number == len(lines):
+                break
+            raise FileError(f"{path}, line {number}, is not a row of metrics: {error}.") from error
+        rows.append(without_nan(row))
     return rows
-
-
-def without_nan(value: Any) -> Any:
-    """NaN and infinity as None, within dictionaries and lists too: JSON has no word for them."""
-    if isinstance(value, dict):
-        return {key: without_nan(some) for key, some in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(some) for some in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -121,7 +121,7 @@ class FittedScore(nn.Module):
     def load_with(cls, path: Path | str) -> tuple[FittedScore, dict[str, str]]:
         """The score, and what was said about it when it was saved."""
         tensors, metadata = read_tensors(Path(path))
-        if metadata.get("format") != _FORMAT:
+        if metadata.get("format") != _FORMAT or metadata.get("features") not in FEATURES:
             raise FileError(f"{path} holds no fitted score.")
         try:
             classes, width = tensors["means"].shape

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from covary.runs import Run, attack_run
-from covary.runs.attack_verdict import DEFENDED, TRAINED
+from covary.runs.attack import DEFENDED, TRAINED
 from reproduction.experiment import Measured, Part
 from reproduction.workshop import Workshop
 
@@ -75,19 +75,17 @@ def _attacked(run: Run, settings: Mapping[str, Any], workshop: Workshop) -> dict
         epsilons=settings["epsilons"],
         attacks=("fgsm",),
         samples=settings["samples"],
-        covariance="full" if run.config().model.covariance != "diagonal" else "diagonal",
-        data_dir=workshop.data_dir,
+        covariance="full" if run.config.model.covariance != "diagonal" else "diagonal",
         progress=workshop.progress,
     )
     accuracy: dict[str, list[float]] = {}
-    for row in result["rows"]:
-        accuracy.setdefault(f"{row['attack']}/{row['network']}", []).append(row["accuracy"])
-    with np.load(run.path / "attack.npz") as kept:
-        entropies = [kept[f"fgsm/{TRAINED}/{epsilon:g}"] for epsilon in result["epsilons"]]
+    for row in result.rows:
+        accuracy.setdefault(f"{row.attack}/{row.network}", []).append(row.accuracy)
+    entropies = [result.arrays[row.key] for row in result.of("fgsm", TRAINED)]
     return {
         "accuracy": accuracy,
         "entropy": [_box(values) for values in entropies],
-        "samples": result["samples"],
+        "samples": result.samples,
     }
 
 

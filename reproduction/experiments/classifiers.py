@@ -88,13 +88,13 @@ def watched(settings: Mapping[str, Any], seed: int, workshop: Workshop) -> dict[
 def _through_training(
     run: Run, settings: Mapping[str, Any], seed: int, workshop: Workshop
 ) -> dict[str, Any]:
-    config = run.config()
+    config = run.config
     dataset, _ = load_data(config.data, data_dir=workshop.data_dir, seed=config.training.seed)
     x, y = dataset.x_test, dataset.y_test.numpy()
     epochs = settings["epochs"]
     curves: dict[str, list[Any]] = {}
     for epoch in workshop.progress(epochs, "through training"):
-        net = with_covariance(run.network(epoch), settings["covariance"])
+        net = with_covariance(run.network(epoch=epoch), settings["covariance"])
         found = outputs(net, x)
         for key, value in _of_epoch(found, found["mean"].argmax(1) != y).items():
             curves.setdefault(key, []).append(value)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from covary.runs import verify
+from covary.runs import Verification, verify
 from covary.runs.verify import OU
 from reproduction.experiment import (
     SEEDS,
@@ -41,24 +42,21 @@ def measure(part: Part, workshop: Workshop) -> Measured:
         duration=settings["duration"],
         method=settings["method"],
         dt=settings["dt"],
-        data_dir=workshop.data_dir,
         seed=part.seed,
         progress=workshop.progress,
     )
-    layers = result["layers"]
-    numbers: dict[str, float] = {}
-    for simulation in result["simulations"]:
-        found = layers[-1]["simulations"][simulation]
+    assert isinstance(result, Verification)
+    numbers: dict[str, float | None] = {}
+    for simulation, found in result.output.simulations.items():
         for key in ("mean", "variance", "covariance"):
-            numbers[f"{key}_error_{simulation}"] = found[key]["value"]
-        numbers[f"entropy_off_{simulation}"] = found["entropy"]["value"]
-        numbers[f"variance_share_{simulation}"] = found["variance_share"]["value"]
-    with np.load(run.path / "verification.npz") as arrays:
-        series = _shown({name: arrays[name] for name in arrays.files}, layers[-1]["name"])
-    return Measured(numbers, series)
+            numbers[f"{key}_error_{simulation}"] = getattr(found, key).value
+        numbers[f"entropy_off_{simulation}"] = found.entropy.value
+        numbers[f"variance_share_{simulation}"] = found.variance_share.value
+    defined = {name: math.nan if value is None else value for name, value in numbers.items()}
+    return Measured(defined, _shown(result.arrays, result.output.name))
 
 
-def _shown(arrays: dict[str, np.ndarray], output: str) -> dict[str, Any]:
+def _shown(arrays: Mapping[str, np.ndarray], output: str) -> dict[str, Any]:
     step = max(1, len(arrays["times"]) // _TIMES)
     return {
         "input": arrays["input"][0].squeeze().round().astype(int).tolist(),

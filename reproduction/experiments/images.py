@@ -130,7 +130,7 @@ def _evaluated(run: Run, covariance: str, workshop: Workshop) -> dict[str, float
 
 
 def _numbers(run: Run, covariance: str, workshop: Workshop) -> dict[str, float]:
-    config = run.config()
+    config = run.config
     dataset, _ = load_data(config.data, data_dir=workshop.data_dir, seed=config.training.seed)
     net, label = run.network(), dataset.y_test.numpy()
     found = outputs(with_covariance(net, covariance), dataset.x_test, workshop)

@@ -41,7 +41,7 @@ def measure(part: Part, workshop: Workshop) -> Measured:
     """
     run = workshop.trained(part.settings["network"], part.seed)
     net = with_covariance(run.network(), "full")
-    config = DataConfig(name="quadrants", limit=run.config().data.limit)
+    config = DataConfig(name="quadrants", limit=run.config.data.limit)
     dataset, _ = load_data(config, data_dir=workshop.data_dir, seed=part.seed)
     out = _moments(net, dataset.x_test)
     entropy = out.entropy().double().numpy()

@@ -49,7 +49,7 @@ def measure(part: Part, workshop: Workshop) -> Measured:
 
 
 def _told_apart(run: Run, settings: Mapping[str, Any], workshop: Workshop) -> dict[str, Any]:
-    config = run.config()
+    config = run.config
     dataset, _ = load_data(config.data, data_dir=workshop.data_dir, seed=config.training.seed)
     ood = data.load(settings["foreign"], data_dir=workshop.data_dir).x_test
     if settings["samples"]:

@@ -135,7 +135,7 @@ def test_numbers_are_those_of_the_trained_network(smoke):
     part, settings = record["parts"][0], record["config"][0]["settings"]
     assert part["label"] == label_of("mnist", "MNN", "relu")
     run = workshop.trained(settings["network"], part["seed"])
-    dataset, _ = load_data(run.config().data)
+    dataset, _ = load_data(run.config.data)
     with torch.no_grad():
         out = with_covariance(run.network(), "full")(dataset.x_test)
     label = dataset.y_test

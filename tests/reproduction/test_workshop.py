@@ -27,7 +27,7 @@ def test_networks_are_trained_once_and_measured_once(tmp_path):
     )
     run = shop.trained(network, 0)
     assert run.kept_epochs() == [1, 2]
-    assert run.config().training.seed == 0
+    assert run.config.training.seed == 0
     assert shop.trained(json.loads(json.dumps(network.to_dict())), 0).path == run.path
     assert len(told) == 1
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from covary.data import Dataset
 from covary.models import with_covariance
 from covary.moments import Moments
 from covary.recording import record
-from covary.runs.directory import Run, environment, weights_digest
+from covary.runs.directory import Run, environment
 from covary.runs.measuring import Progress, numbered
+from covary.runs.results import Decisions, RelativeError, SpikingEntropy, SpikingVerification
+from covary.runs.results import SpikingLayer as Layer
 from covary.stochastic import Chain
 from covary.stochastic.comparison import (
     Comparison,
@@ -31,7 +33,6 @@ from covary.stochastic.comparison import (
 )
 from covary.stochastic.counts import SpikingLayer
 from covary.stochastic.spiking import Spiking, layers_of_neurons, neuron_of, simulate_spikes
-from covary.training.log import without_nan
 
 # Relative errors above these are poor.
 LIMIT = 0.05  # of rates
@@ -49,6 +50,9 @@ _PAIRS = 300
 _REGULAR = 0.6
 
 
+Pair = tuple[float, float, float]  # two units, and the correlation of their inputs
+
+
 class _Seen(NamedTuple):
     """All of one input."""
 
@@ -64,7 +68,6 @@ def verify_spikes(
     run: Run,
     net: nn.Module,
     chain: Chain,
-    dataset: Dataset,
     rows: np.ndarray,
     *,
     copies: int,
@@ -72,7 +75,7 @@ def verify_spikes(
     decided: int,
     seed: int,
     progress: Progress | None,
-) -> dict[str, Any]:
+) -> SpikingVerification:
     """Simulate the spiking network for some test inputs, and compare with it layer by layer.
 
     Rates, Fano factors and covariances of spike counts, with Monte-Carlo error bars; the entropy of
@@ -81,18 +84,17 @@ def verify_spikes(
     in the run's folder, what figures show to ``spikes.npz``.
     """
     started = datetime.now(timezone.utc)
-    config = run.config()
+    config, dataset = run.config, run.data
     hidden, _ = layers_of_neurons(chain)
     if duration < WINDOW:
         raise ValueError(
             f"Spikes are counted in windows of {WINDOW:g} ms, so a spiking network takes a "
             f"duration of as much at least (and {BURN_IN:g} ms before); got {duration:g} ms."
         )
-    classify = config.model.task == "classification"
     x = dataset.x_test[torch.from_numpy(rows)]
     layers, entropy, arrays = _compared(net, chain, x, copies, duration, seed, progress)
     decisions = None
-    if classify and decided:
+    if run.classifies and decided:
         order = np.random.default_rng(seed).permutation(len(dataset.x_test))[:decided]
         some = torch.from_numpy(order)
         decisions = _decisions(
@@ -104,30 +106,46 @@ def verify_spikes(
             seed=seed,
             progress=progress,
         )
-    result = {
-        "kind": "spiking",
-        "dataset": config.data.name,
-        "task": config.model.task,
-        "activation": config.model.activation,
-        "noise": [chain.noise, *(stage.noise for stage in hidden)],
-        "weights": weights_digest(net),
-        "inputs": rows.tolist(),
-        "copies": copies,
-        "duration": duration,
-        "burn_in": BURN_IN,
-        "window": WINDOW,
-        "dt": DT,
-        "limit": LIMIT,
-        "layers": layers,
-        "entropy": entropy,
-        "decisions": decisions,
+    found = SpikingVerification(
+        dataset=config.data.name,
+        task=config.model.task,  # type: ignore[arg-type]
+        activation=config.model.activation,
+        noise=(chain.noise, *(stage.noise for stage in hidden)),
+        weights=run.weights,
+        inputs=tuple(rows.tolist()),
+        copies=copies,
+        duration=duration,
+        burn_in=BURN_IN,
+        window=WINDOW,
+        dt=DT,
+        limit=LIMIT,
+        layers=tuple(layers),
+        entropy=entropy,
+        decisions=decisions,
+        arrays=arrays,
         **environment(started, seed=seed),
-    }
-    result["notes"] = sentences(result)
-    run.write_arrays("spikes.npz", arrays)
-    clean: dict[str, Any] = without_nan(result)
-    run.write_json(run.spikes_path.name, clean)
-    return clean
+    )
+    return replace(found, notes=tuple(sentences(found))).write(run.spikes_path)
+
+
+def percent(value: float | None) -> str:
+    """A part as people read it.
+
+    Examples:
+        >>> percent(0.123), percent(0.0123), percent(0.00001), percent(0.0)
+        ('12%', '1.2%', '<0.1%', '0%')
+    """
+    if value is None:
+        return "undefined"
+    if 0 < value < 0.001:
+        return "<0.1%"
+    return f"{100 * value:.{1 if 0 < value < 0.0995 else 0}f}%"
+
+
+def relative(errors: Sequence[Error]) -> RelativeError:
+    """An error on average over inputs, as results have it."""
+    average = Error.average(errors)
+    return RelativeError(average.value, average.bar, average.floor)
 
 
 def _compared(
@@ -138,7 +156,7 @@ def _compared(
     duration: float,
     seed: int,
     progress: Progress | None,
-) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, np.ndarray]]:
+) -> tuple[list[Layer], SpikingEntropy, dict[str, np.ndarray]]:
     """Layers, entropies in time, and arrays for figures."""
     hidden, _ = layers_of_neurons(chain)
     seeds = np.random.default_rng(seed).integers(2**31, size=len(x)).tolist()
@@ -162,36 +180,32 @@ def _compared(
         fano = torch.stack([cov.diagonal() / mean.clamp_min(1e-12) for mean, cov in analytic])
         firing = torch.stack([mean for mean, _ in analytic]) * WINDOW > _LEAST_COUNT
         layers.append(
-            {
-                "name": stage.name,
-                "units": len(stage.weight),
-                "neuron": vars(neuron),
-                "poor": [key for key, limit in LIMITS.items() if averages[key].is_above(limit)],
-                "pairs": _correlated_inputs(chain, i, seen),
-                # What a spike of the layer before does to the membrane, rms over weights; in mV.
-                "jump": float(stage.weight.square().mean().sqrt()) if i or chain.poisson else None,
-                "mean_rate": float(rates.mean()),
-                "mean_fano": float(fano[firing].mean()) if firing.any() else None,
-                "silent": float((rates == 0).double().mean()),
-                "saturated": float((rates * neuron.t_ref > 0.9).double().mean()),
-                "errors": {
-                    key: {"value": one.value, "bar": one.bar, "floor": one.floor}
-                    for key, one in averages.items()
-                },
-            }
+            Layer(
+                name=stage.name,
+                units=len(stage.weight),
+                neuron=vars(neuron),
+                poor=tuple(key for key, most in LIMITS.items() if averages[key].is_above(most)),
+                pairs=tuple(_correlated_inputs(chain, i, seen)),
+                jump=float(stage.weight.square().mean().sqrt()) if i or chain.poisson else None,
+                mean_rate=float(rates.mean()),
+                mean_fano=float(fano[firing].mean()) if firing.any() else None,
+                silent=float((rates == 0).double().mean()),
+                saturated=float((rates * neuron.t_ref > 0.9).double().mean()),
+                errors={key: relative(values) for key, values in errors.items()},
+            )
         )
     return layers, _entropies(seen), _arrays([stage.name for stage in hidden], seen, seed)
 
 
-def _correlated_inputs(chain: Chain, i: int, seen: Sequence[_Seen]) -> list[list[float]]:
-    """The most correlated inputs of a layer's neurons, of all inputs, as [unit, unit, rho]."""
+def _correlated_inputs(chain: Chain, i: int, seen: Sequence[_Seen]) -> list[Pair]:
+    """The most correlated inputs of a layer's neurons, of all inputs, as (unit, unit, rho)."""
     stage = layers_of_neurons(chain)[0][i]
     tops = []
     for one in seen:
         before = one.analytic[i - 1] if i else one.inputs
         tops.append(top_pairs(correlations(inputs_of(stage, *before)[1])))
     most = max(tops, key=lambda pairs: abs(pairs[0][2]) if pairs else 0.0)
-    return [list(pair) for pair in most]
+    return [(float(i), float(j), rho) for i, j, rho in most]
 
 
 @torch.no_grad()
@@ -249,19 +263,19 @@ def _fano(layer: SpikingLayer, mean: Tensor, covariance: Tensor) -> Error:
     return relative_error(layer.counts, pick, truth)
 
 
-def _entropies(seen: Sequence[_Seen]) -> dict[str, Any]:
+def _entropies(seen: Sequence[_Seen]) -> SpikingEntropy:
     """Of the output, as spikes come in, and where it is to end: averages over inputs."""
     readout = [one.spiking.readout for one in seen]
     values = [one.entropy() for one in readout]
-    return {
-        "times": readout[0].times.tolist(),
-        "simulated": torch.stack([value[0] for value, _ in values]).mean(0).tolist(),
-        "bar": [
+    return SpikingEntropy(
+        times=tuple(readout[0].times.tolist()),
+        simulated=tuple(torch.stack([value[0] for value, _ in values]).mean(0).tolist()),
+        bar=tuple(
             float(np.linalg.norm(column) / len(values))
             for column in torch.stack([error[0] for _, error in values]).T.tolist()
-        ],
-        "moments": float(np.mean([one.output.entropy().item() for one in seen])),
-    }
+        ),
+        moments=float(np.mean([one.output.entropy().item() for one in seen])),
+    )
 
 
 @torch.no_grad()
@@ -275,7 +289,7 @@ def _decisions(
     seed: int,
     progress: Progress | None,
     batch: int = 100,
-) -> dict[str, Any]:
+) -> Decisions:
     """How often the spiking network is right as time goes on, and how often the moments are.
 
     Time begins with the input, not after burning in: potentials are anywhere from reset to
@@ -306,29 +320,29 @@ def _decisions(
         right.append((decided == labels[:, None, None]).double().mean((0, 2)))
         agrees.append((decided == classes[:, None, None]).double().mean((0, 2)))
     accuracy, agreement = torch.cat(right), torch.cat(agrees)
-    return {
-        "inputs": len(x),
-        "networks": _JURY,
-        "dt": 2 * DT,
-        "times": times,
-        "accuracy": accuracy.mean(0).tolist(),
+    return Decisions(
+        inputs=len(x),
+        networks=_JURY,
+        dt=2 * DT,
+        times=tuple(times),
+        accuracy=tuple(accuracy.mean(0).tolist()),
         # Of drawing other inputs, whose networks are not independent of each other.
-        "bar": (accuracy.std(0) / math.sqrt(len(accuracy))).tolist(),
-        "agreement": agreement.mean(0).tolist(),
-        "moments": analytic / len(x),
-    }
+        bar=tuple((accuracy.std(0) / math.sqrt(len(accuracy))).tolist()),
+        agreement=tuple(agreement.mean(0).tolist()),
+        moments=analytic / len(x),
+    )
 
 
-def sentences(result: dict[str, Any]) -> list[str]:
+def sentences(result: SpikingVerification) -> list[str]:
     """What the numbers say."""
-    layers = result["layers"]
-    senders = [None, *(layer["mean_fano"] for layer in layers[:-1])]
+    layers = result.layers
+    senders = [None, *(layer.mean_fano for layer in layers[:-1])]
     found = [
-        _poor(layer, sender, result["window"])
+        _poor(layer, sender, result.window)
         for layer, sender in zip(layers, senders, strict=False)
-        if layer["poor"]
+        if layer.poor
     ]
-    unclear = [words for layer in result["layers"] for words in _unclear(layer)]
+    unclear = [words for layer in result.layers for words in _unclear(layer)]
     if unclear:
         found.append(
             f"Of {', '.join(unclear)} it cannot be told: too few spikes were counted. Simulate for "
@@ -339,27 +353,26 @@ def sentences(result: dict[str, Any]) -> list[str]:
             f"No layer's rates are more than {LIMIT:.0%} off beyond doubt, and no Fano factors or "
             "covariances more than 10%: moments describe this network on these inputs."
         )
-    if result.get("decisions"):
-        found.append(_decided(result["decisions"]))
+    if result.decisions is not None:
+        found.append(_decided(result.decisions))
     return found
 
 
-def _unclear(layer: dict[str, Any]) -> list[str]:
+def _unclear(layer: Layer) -> list[str]:
     """What may be more than so much off, or not."""
     names = {"rate": "rates", "fano": "Fano factors", "covariance": "covariances"}
     return [
-        f"{layer['name']} ({names[key]} more than {limit:.0%} off?)"
+        f"{layer.name} ({names[key]} more than {limit:.0%} off?)"
         for key, limit in LIMITS.items()
-        if not layer["poor"]
-        and not layer["errors"][key]["value"] + 2 * layer["errors"][key]["bar"] < limit
+        if not layer.poor and layer.errors[key].may_reach(limit)
     ]
 
 
-def _poor(layer: dict[str, Any], sender: float | None, window: float) -> str:
-    off = {key: f"{100 * error['value']:.0f}%" for key, error in layer["errors"].items()}
-    if "rate" in layer["poor"]:
+def _poor(layer: Layer, sender: float | None, window: float) -> str:
+    off = {key: percent(error.value) for key, error in layer.errors.items()}
+    if "rate" in layer.poor:
         text = (
-            f"{layer['name']}: rates are {off['rate']} off. Moments take what comes in for white "
+            f"{layer.name}: rates are {off['rate']} off. Moments take what comes in for white "
             "noise, which spikes are if those who send them fire by chance and each moves a "
             "membrane by little. "
         )
@@ -369,20 +382,20 @@ def _poor(layer: dict[str, Any], sender: float | None, window: float) -> str:
                 "trains shake a membrane more than their count varies. Train with more noise "
                 "(--noise)."
             )
-        if layer["jump"] is None:
+        if layer.jump is None:
             return text + "Simulate for longer: neurons take a while to forget where they began."
-        way = layer["neuron"]["v_th"] - layer["neuron"]["v_res"]
+        way = (layer.neuron["v_th"] or 0.0) - (layer.neuron["v_res"] or 0.0)
         return text + (
-            f"A spike moves it by {layer['jump']:.1f} mV here, of {way:g} mV from reset to "
+            f"A spike moves it by {layer.jump:.1f} mV here, of {way:g} mV from reset to "
             "threshold. Use more neurons or smaller weights (--weight-decay, "
             "less --noise)."
         )
     text = (
-        f"{layer['name']}: rates are right, but Fano factors are {off['fano']} and covariances of "
+        f"{layer.name}: rates are right, but Fano factors are {off['fano']} and covariances of "
         f"spike counts {off['covariance']} off."
     )
-    if layer["pairs"]:
-        i, j, rho = layer["pairs"][0]
+    if layer.pairs:
+        i, j, rho = layer.pairs[0]
         text += (
             f" Inputs are correlated by up to |rho| = {abs(rho):.2f} (neurons {i:.0f} and "
             f"{j:.0f}), of which linear response keeps the first power."
@@ -393,16 +406,16 @@ def _poor(layer: dict[str, Any], sender: float | None, window: float) -> str:
     )
 
 
-def _decided(decided: dict[str, Any]) -> str:
-    aim, last = decided["moments"] - 0.02, decided["accuracy"][-1]
+def _decided(decided: Decisions) -> str:
+    aim, last = decided.moments - 0.02, decided.accuracy[-1]
     reached = [
         time
-        for time, accuracy in zip(decided["times"], decided["accuracy"], strict=True)
+        for time, accuracy in zip(decided.times, decided.accuracy, strict=True)
         if accuracy >= aim
     ]
     text = (
-        f"After {decided['times'][-1]:g} ms the spiking network is right for {last:.1%} of "
-        f"{decided['inputs']} inputs, the moments for {decided['moments']:.1%}"
+        f"After {decided.times[-1]:g} ms the spiking network is right for {last:.1%} of "
+        f"{decided.inputs} inputs, the moments for {decided.moments:.1%}"
     )
     if reached:
         return f"{text}; it comes within 2 points of them after {reached[0]:g} ms."
