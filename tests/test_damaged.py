@@ -218,11 +218,12 @@ def check(
     whole: Run, folder: Path, file: str, damage: Damage, *, may_work: bool, named: bool = True
 ) -> None:
     """Run the commands that need a file on copies of a run in which it is damaged."""
-    for command in USED_BY[file]:
+    home = Path(whole.config.data.name).parent
+    for command in USED_BY.get(file, ("report",)):
         run = Run(shutil.copytree(whole.path, folder / command))
         damage(run.path / file)
         before = contents(run.path)
-        code, output = said(run, command, whole.path.parent)
+        code, output = said(run, command, home)
         if code == 0:
             assert may_work, f"{command} works with a damaged {file}"
             continue
@@ -277,6 +278,32 @@ def test_weights_that_are_not_finite(whole, tmp_path, file):
 @pytest.mark.parametrize("file", [name for name in USED_BY if name.endswith(".npz")])
 def test_an_array_is_missing(whole, tmp_path, file):
     check(whole, tmp_path, file, without_an_array, may_work=False)
+
+
+def test_files_of_spiking_networks(whole, tmp_path):
+    """Read by the report as the others are: a few ways in which they are damaged."""
+    layer = {"name": "activation1", "units": 4, "neuron": {}, "poor": [], "pairs": [], "jump": None}
+    layer |= {"mean_rate": 0.1, "mean_fano": 1.0, "silent": 0.0, "saturated": 0.0, "errors": {}}
+    same = ("command", "versions", "git_commit", "platform", "started", "seconds", "seed")
+    content = {key: value for key, value in whole.evaluation.to_json().items() if key in same}
+    content |= {"dataset": "x", "weights": whole.weights, "task": "classification", "noise": [0.2]}
+    content |= {"activation": "lif", "inputs": [0], "copies": 64, "duration": 200.0, "limit": 0.05}
+    content |= {"burn_in": 50.0, "window": 200.0, "dt": 0.5, "layers": [layer], "decisions": None}
+    content |= {"entropy": {"times": [], "simulated": [], "bar": [], "moments": None}}
+    names = ("rate", "fano", "sampled_rate", "rate_error", "sampled_fano", "fano_error", "pairs")
+    run = Run(shutil.copytree(whole.path, tmp_path / "run"))
+    run.verification_path.unlink()
+    run.spikes_path.write_text(json.dumps(content))
+    np.savez(run.path / "spikes.npz", **{f"activation1/{name}": np.zeros(4) for name in names})
+    assert run.spikes is not None
+    assert said(run, "report", whole.path.parent)[0] == 0
+    damages = [("spikes.npz", without_an_array), ("spikes.npz", ANY["half"])]
+    damages += [("spikes.json", damage) for _, damage in of_json(content)]
+    both = ("spikes.json", "spikes.npz")
+    damages += [(file, ANY[name]) for file in both for name in ("pipe", "folder")]
+    for i, (file, damage) in enumerate(damages):
+        (tmp_path / str(i)).mkdir()
+        check(run, tmp_path / str(i), file, damage, may_work=False)
 
 
 @pytest.mark.parametrize("file", USED_BY)

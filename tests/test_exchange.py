@@ -243,7 +243,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
         raise OSError("no space left")
 
     with monkeypatch.context() as patched:
-        patched.setattr("pathlib.Path.write_bytes", fails)
+        patched.setattr("os.fsync", fails)
         with pytest.raises(OSError, match="no space"):
             save_nir(network(seed=1), path)
     assert path.read_bytes() == before

@@ -174,7 +174,7 @@ def train(
             ``"resume"`` it where it stopped, or ``"overwrite"`` it.
         resume: the same as ``existing="resume"``.
         checkpoint_minutes: save after so many minutes within an epoch too.
-        keep: epochs whose weights are put aside, for ``Run.network(epoch)``.
+        keep: epochs whose weights are put aside, for ``Run.network(epoch=...)``.
         display: what shows progress.
     """
     started = datetime.now(timezone.utc)
