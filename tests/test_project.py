@@ -162,7 +162,6 @@ MOST_LINES_OF_A_FUNCTION = 80
 # Longer ones that are still there; none may be added.
 LONG_FUNCTIONS = {
     "covary/runs/attack.py: attack_run",
-    "covary/runs/training.py: train",
 }
 # Additions that touch more files than they should: how many they may touch until that is mended.
 STILL_TOUCHES = {"option of a covariance": 21}

@@ -154,7 +154,6 @@ def train(
     devices: int | str = 1,
     strategy: str = "auto",
     existing: Existing = "refuse",
-    resume: bool = False,
     checkpoint_minutes: float = 5.0,
     keep: Collection[int] = (),
     display: Display | None = None,
@@ -172,13 +171,11 @@ def train(
         strategy: how they work together, such as ``"ddp"``.
         existing: what to do with a run that is in the folder: ``"refuse"`` to touch it,
             ``"resume"`` it where it stopped, or ``"overwrite"`` it.
-        resume: the same as ``existing="resume"``.
         checkpoint_minutes: save after so many minutes within an epoch too.
         keep: epochs whose weights are put aside, for ``Run.network(epoch=...)``.
         display: what shows progress.
     """
     started = datetime.now(timezone.utc)
-    existing = "resume" if resume else existing
     fabric = _fabric(config, accelerator, devices, strategy)
     augmentation = _augmentation(config, dataset)
     # What cannot be trained leaves no folder. A checkpoint that is gone on from has its trunk.
@@ -192,17 +189,9 @@ def train(
             if schema is not None and not (run.path / "schema.json").exists():
                 run.write_json("schema.json", to_json(schema))
         fabric.launch()
-        seed = config.training.seed
-        torch.manual_seed(seed)
-        net = config.model.build()
-        if trunk is not None:
-            net.get_submodule("trunk").load_state_dict(trunk.state_dict())
         held_out, rows = validation_rows(len(dataset.x), config)
         x, y = dataset.x[rows], dataset.y[rows]
-        if not config.model.is_image:
-            _standardize(net, x, y)
-        # Each process draws its own dropout masks and crops.
-        torch.manual_seed(seed + fabric.global_rank)
+        net = _new_network(config, trunk, x, y, rank=fabric.global_rank)
         record = Environment(
             data=dataset.source,
             notes=tuple(dataset.notes),
@@ -211,7 +200,7 @@ def train(
             test_samples=len(dataset.x_test),
             processes=fabric.world_size,
             device=str(fabric.device),
-            **environment(started, seed=seed),
+            **environment(started, seed=config.training.seed),
         )
         if fabric.is_global_zero:
             # Now, and again at the end: a run that is killed has its circumstances on record too.
@@ -219,7 +208,7 @@ def train(
         objective = _objective(net, config)
         history = fit(
             objective,
-            TensorBatches(x, y, config.training.batch_size, seed=seed, transform=augmentation),
+            _batches(x, y, config.training, augmentation),
             config.training,
             fabric=fabric,
             checkpoint=Checkpoint(run.checkpoint_path, checkpoint_minutes, frozenset(keep)),
@@ -230,16 +219,50 @@ def train(
         )
         if fabric.is_global_zero:
             if history or not run.model_path.exists() or run.config != config:
-                if config.model.covariance == "tracked":
-                    shown = display is not None and not isinstance(display, Silent)
-                    tracking.measure(net, dataset.x, rows, seed=seed, progress=shown)
-                run.save_network(net)
-                # Of a run that went on only now: weights and configuration belong together.
-                write_atomically(run.config_path, config.to_toml().encode())
-            done = replace(record, seconds=elapsed(started)["seconds"])
-            done.write(run.path / "environment.json")
+                _keep(run, config, net, dataset.x, rows, display)
+            record = replace(record, seconds=elapsed(started)["seconds"])
+            record.write(run.path / "environment.json")
         fabric.barrier()
         return history
+
+
+def _batches(
+    x: Tensor, y: Tensor, config: TrainingConfig, augmentation: Callable[[Tensor], Tensor] | None
+) -> TensorBatches:
+    return TensorBatches(x, y, config.batch_size, seed=config.seed, transform=augmentation)
+
+
+def _new_network(
+    config: RunConfig, trunk: nn.Module | None, x: Tensor, y: Tensor, *, rank: int
+) -> nn.Sequential:
+    """The network before training, for these inputs and targets; and the seed of its process."""
+    seed = config.training.seed
+    torch.manual_seed(seed)
+    net = config.model.build()
+    if trunk is not None:
+        net.get_submodule("trunk").load_state_dict(trunk.state_dict())
+    if not config.model.is_image:
+        _standardize(net, x, y)
+    # Each process draws its own dropout masks and crops.
+    torch.manual_seed(seed + rank)
+    return net
+
+
+def _keep(
+    run: Run,
+    config: RunConfig,
+    net: nn.Sequential,
+    x: Tensor,
+    rows: Tensor,
+    display: Display | None,
+) -> None:
+    """Put a trained network into the run's folder, with the corrections that tracking needs."""
+    if config.model.covariance == "tracked":
+        shown = display is not None and not isinstance(display, Silent)
+        tracking.measure(net, x, rows, seed=config.training.seed, progress=shown)
+    run.save_network(net)
+    # Of a run that went on only now: weights and configuration belong together.
+    write_atomically(run.config_path, config.to_toml().encode())
 
 
 def _fabric(config: RunConfig, accelerator: str, devices: int | str, strategy: str) -> Fabric:
