@@ -40,7 +40,7 @@ from covary.runs.results import (
 )
 from covary.runs.samples import foreign_sets, load_data
 from covary.training import log
-from covary.training.checkpoint import load_weights, position_in, snapshot_path
+from covary.training.checkpoint import load_weights, snapshot_path
 from covary.uncertainty.fitted import FittedScore
 
 Value = TypeVar("Value")
@@ -286,13 +286,6 @@ class Run:
         """Epochs whose weights were put aside, in order."""
         folder = snapshot_path(self.checkpoint_path, 0).parent
         return sorted(int(path.stem) for path in folder.glob("[0-9]*.safetensors"))
-
-    def epochs_done(self) -> int:
-        """How many epochs are complete, as the checkpoint has it."""
-        if not self.checkpoint_path.exists():
-            return 0
-        _, metadata = read_tensors(self.checkpoint_path)
-        return position_in(metadata, self.checkpoint_path).epoch
 
     @property
     def evaluation(self) -> Evaluation | None:

@@ -102,7 +102,8 @@ def prepare(run: Run, config: RunConfig, existing: Existing) -> None:
     if not run.exists():
         if run.path.is_dir() and any(run.path.iterdir()):
             raise RunError(
-                f"{run.path} is not empty and holds no run. Choose another folder (--out)."
+                f"{run.path} is not empty and holds no run (there is no config.toml in it). Choose "
+                "another folder (--out)."
             )
     elif existing == "refuse":
         raise RunError(
