@@ -20,9 +20,9 @@ from covary.runs import DataConfig, ModelConfig, Run, RunConfig, RunError, direc
 from covary.runs.evaluation import classification_metrics
 from covary.runs.measuring import LAYER_SAMPLES, layer_names
 from covary.runs.predictions import Predictions
-from covary.runs.samples import load_data
+from covary.runs.samples import load_data, validation_rows
 from covary.runs.training import resolve, train
-from covary.training import TrainingConfig
+from covary.training import Silent, TrainingConfig
 from covary.uncertainty import metrics, scores
 
 QUICK = {"epochs": 3, "hidden": (12, 8), "batch_size": 128}
@@ -421,6 +421,57 @@ def test_a_damaged_checkpoint_costs_nothing_else(tmp_path, damage):
     config = resolve(DataConfig(name="two-moons"), dataset, QUICK | {"epochs": 4})
     with pytest.raises(ValueError, match=r"checkpoint\.safetensors"):
         train(config, dataset, run, existing="resume")
+    assert _files(run) == before
+
+
+class Fails(Silent):
+    """Ends training at a step, as a full disk or too little memory does."""
+
+    def __init__(self, step: int) -> None:
+        self.left = step
+
+    def step(self, *_) -> None:
+        self.left -= 1
+        if not self.left:
+            raise MemoryError("no memory left")
+
+
+def test_what_is_replaced_stays_until_there_is_something_in_its_place(tmp_path):
+    run = trained(tmp_path / "run", "two-moons", epochs=1)
+    evaluate(run)
+    before = _files(run)
+    dataset, _ = load_data(DataConfig(name="two-moons"))
+    config = resolve(DataConfig(name="two-moons"), dataset, QUICK | {"hidden": (5,)})
+    with pytest.raises(MemoryError):
+        train(config, dataset, run, existing="overwrite", display=Fails(1))
+    assert _files(run) == before
+    assert not (run.path / ".replaced").exists()
+    last = config.training.epochs * -(-len(validation_rows(len(dataset.x), config)[1]) // 128)
+    with pytest.raises(MemoryError):
+        train(config, dataset, run, existing="overwrite", display=Fails(last))
+    assert run.checkpoint_path.exists()
+    assert (run.path / ".replaced" / "model.safetensors").read_bytes() == before[
+        "model.safetensors"
+    ]
+    train(config, dataset, run, existing="resume")
+    assert run.network().get_submodule("linear1").weight.shape == (5, 2)
+    assert not (run.path / ".replaced").exists()
+    assert not run.evaluation_path.exists()
+
+
+def test_a_process_that_is_killed_while_it_replaces_a_run_loses_nothing(tmp_path):
+    run = trained(tmp_path / "run", "two-moons", epochs=1)
+    before = _files(run)
+    run.put_aside()
+    dataset, _ = load_data(DataConfig(name="two-moons"))
+    config = resolve(DataConfig(name="two-moons"), dataset, QUICK | {"epochs": 1})
+    with pytest.raises(RunError, match="holds a run already"):
+        train(config, dataset, run)
+    assert _files(run) == before
+    (run.path / ".replaced").mkdir()
+    run.model_path.replace(run.path / ".replaced" / "model.safetensors")
+    run.put_aside()
+    run.put_back()
     assert _files(run) == before
 
 

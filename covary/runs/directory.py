@@ -40,7 +40,7 @@ from covary.runs.results import (
 )
 from covary.runs.samples import foreign_sets, load_data
 from covary.training import log
-from covary.training.checkpoint import load_weights, position_in, snapshot_path
+from covary.training.checkpoint import load_weights, snapshot_path
 from covary.uncertainty.fitted import FittedScore
 
 Value = TypeVar("Value")
@@ -71,6 +71,9 @@ _FILES = (
     "attack.npz",
     "report.html",
 )
+
+
+_FOLDERS = ("tensorboard", "figures", "epochs")
 
 
 class RunError(ValueError):
@@ -287,13 +290,6 @@ class Run:
         folder = snapshot_path(self.checkpoint_path, 0).parent
         return sorted(int(path.stem) for path in folder.glob("[0-9]*.safetensors"))
 
-    def epochs_done(self) -> int:
-        """How many epochs are complete, as the checkpoint has it."""
-        if not self.checkpoint_path.exists():
-            return 0
-        _, metadata = read_tensors(self.checkpoint_path)
-        return position_in(metadata, self.checkpoint_path).epoch
-
     @property
     def evaluation(self) -> Evaluation | None:
         """What ``covary evaluate`` measured."""
@@ -374,8 +370,37 @@ class Run:
         self.check_replaceable(*files)
         for path in [*files, *self.path.glob(".*.unfinished")]:
             path.unlink(missing_ok=True)
-        for folder in ("tensorboard", "figures", "epochs"):
+        for folder in _FOLDERS:
             shutil.rmtree(self.path / folder, ignore_errors=True)
+
+    def put_aside(self) -> None:
+        """Move all that a run has made here to a folder of its own, until another is in place."""
+        self.check_replaceable(*(self.path / name for name in _FILES))
+        # The configuration goes last: without it a process was killed on the way, and goes on here.
+        if (self._aside / self.config_path.name).exists():
+            if not self.checkpoint_path.exists():
+                self.put_back()  # nothing has come of what was to replace it
+            self.drop_aside()
+        for path in (self.path / name for name in (*_FOLDERS, *reversed(_FILES))):
+            if path.exists():
+                self._aside.mkdir(exist_ok=True)
+                path.replace(self._aside / path.name)
+
+    def put_back(self) -> None:
+        """Undo ``put_aside``; what was made since is removed."""
+        if self._aside.exists():
+            self.clear()
+            for path in self._aside.iterdir():
+                path.replace(self.path / path.name)
+            self._aside.rmdir()
+
+    def drop_aside(self) -> None:
+        """Remove what was put aside."""
+        shutil.rmtree(self._aside, ignore_errors=True)
+
+    @property
+    def _aside(self) -> Path:
+        return self.path / ".replaced"
 
     @contextmanager
     def held_for_training(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,11 +55,11 @@ def measure(
     """Moments, scores and calibrated predictions of every sample, layers' entropies of some."""
     device = next(net.parameters()).device
     batches = torch.split(torch.arange(len(x)), _BATCH)
-    found = [
-        _measured(net, x[rows].to(device), held_out, classify)
-        for rows in (progress(batches, name) if progress else batches)
-    ]
-    mean, entropy = (_joined([getattr(one, key) for one in found]) for key in ("mean", "entropy"))
+    fields, found = _Collected(), _Collected()
+    for rows in progress(batches, name) if progress else batches:
+        _measured(net, x[rows].to(device), held_out, fields, found, classify=classify)
+    arrays = fields.joined()
+    mean, entropy = arrays["mean"], arrays["entropy"]
     wrong = np.zeros(len(x), dtype=bool)
     label = target = None
     if y is not None and y.is_floating_point():
@@ -78,78 +78,64 @@ def measure(
         layer_entropy[some] = np.stack([each.cpu().numpy() for each in entropies], 1)
     gallery = _gallery(entropy, wrong)
     return Predictions(
+        **arrays,
         name=name,
-        mean=mean,
-        variance=_joined([one.variance for one in found]),
-        entropy=entropy,
         layer_entropy=layer_entropy,
         label=label,
         target=target,
         input=x[gallery].numpy(),
         input_index=gallery,
-        covariance=_joined_or_none([one.covariance for one in found]),
-        calibrated_probabilities=_joined_or_none([one.probabilities for one in found]),
-        calibrated_mean=_joined_or_none([one.calibrated_mean for one in found]),
-        calibrated_variance=_joined_or_none([one.calibrated_variance for one in found]),
-        calibrated_covariance=_joined_or_none([one.calibrated_covariance for one in found]),
-        scores={key: _joined([one.scores[key] for one in found]) for key in found[0].scores},
+        scores=found.joined(),
     )
 
 
-class _Batch(NamedTuple):
-    """All of one batch."""
+class _Collected(dict[str, list[np.ndarray]]):
+    """Arrays of one batch after the other, by name."""
 
-    mean: Tensor
-    variance: Tensor
-    entropy: Tensor
-    scores: dict[str, Tensor]
-    covariance: Tensor | None = None
-    probabilities: Tensor | None = None
-    calibrated_mean: Tensor | None = None
-    calibrated_variance: Tensor | None = None
-    calibrated_covariance: Tensor | None = None
+    def add(self, **values: Tensor) -> None:
+        for name, value in values.items():
+            self.setdefault(name, []).append(value.cpu().numpy())
+
+    def joined(self) -> dict[str, Any]:
+        return {name: np.concatenate(values) for name, values in self.items()}
 
 
-def _joined(batches: Sequence[Tensor]) -> np.ndarray:
-    return np.concatenate([value.cpu().numpy() for value in batches])
-
-
-def _joined_or_none(batches: Sequence[Tensor | None]) -> np.ndarray | None:
-    known = [value for value in batches if value is not None]
-    return _joined(known) if known else None
-
-
-def _measured(net: nn.Module, x: Tensor, held_out: HeldOut, classify: bool) -> _Batch:
+def _measured(
+    net: nn.Module,
+    x: Tensor,
+    held_out: HeldOut,
+    fields: _Collected,
+    found: _Collected,
+    *,
+    classify: bool,
+) -> None:
+    """Add fields of ``Predictions``, and scores, of one batch."""
     kind = FEATURES["moments"]
     with kind.watch(net) as seen:
         out: Moments = net(x)
+    fields.add(mean=out.mean, variance=out.variance, entropy=out.entropy())
+    if not classify:
+        fields.add(covariance=out.covariance_matrix)
     known = scores.SCORES if classify else scores.COVARIANCE_SCORES
-    found = _Batch(
-        out.mean,
-        out.variance,
-        out.entropy(),
-        {name: score(out) for name, score in known.items()},
-        None if classify else out.covariance_matrix,
-    )
+    found.add(**{name: score(out) for name, score in known.items()})
     for name, fitted in held_out.scores.items():
-        found.scores[name] = (
-            fitted.of(kind.of(seen, out).cpu(), out.mean.cpu())
-            if fitted.features == "moments"
-            else fitted(net, x)
-        )
+        moments = fitted.features == "moments"
+        own = fitted.of(kind.of(seen, out).cpu(), out.mean.cpu()) if moments else fitted(net, x)
+        found.add(**{name: own})
     if held_out.calibration is None:
-        return found
+        return
     quiet = held_out.noise
     if quiet is not None and list(quiet) != noise_of(net):
         out = with_noise(net, quiet)(x)
     calibrated = held_out.calibration.to(x.device)(out)
     if classify:
-        return found._replace(probabilities=scores.expected_softmax(calibrated).float())
-    return found._replace(
-        calibrated_mean=calibrated.mean,
-        calibrated_variance=calibrated.variance,
-        calibrated_covariance=calibrated.covariance_matrix,
-    )
+        fields.add(calibrated_probabilities=scores.expected_softmax(calibrated).float())
+    else:
+        fields.add(
+            calibrated_mean=calibrated.mean,
+            calibrated_variance=calibrated.variance,
+            calibrated_covariance=calibrated.covariance_matrix,
+        )
 
 
 def some_of_each(wrong: np.ndarray, count: int, seed: int) -> np.ndarray:

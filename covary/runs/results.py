@@ -243,10 +243,6 @@ class Attack(Result):
     rows: tuple[AttackRow, ...]
     verdict: tuple[str, ...] = ()
 
-    def network(self, name: str) -> AttackedNetwork | None:
-        """The network of this name."""
-        return next((network for network in self.networks if network.name == name), None)
-
     def names(self, network: str) -> list[str]:
         """The attacks on a network."""
         return list(dict.fromkeys(row.attack for row in self.rows if row.network == network))

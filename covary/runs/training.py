@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -93,28 +93,41 @@ def resolve(config: DataConfig, dataset: Dataset, chosen: dict[str, Any]) -> Run
     )
 
 
-def prepare(run: Run, config: RunConfig, existing: Existing) -> None:
-    """Make the folder, or refuse to touch the run that is there.
+@contextmanager
+def prepared(run: Run, config: RunConfig, existing: Existing) -> Iterator[None]:
+    """Make the folder and keep other processes out, or refuse to touch the run that is there.
 
     Of a run that is gone on with nothing is changed here: what it has is good until training has
-    made something better. Of one that is replaced everything is removed, as the last thing.
+    made something better. One that is replaced is put aside until training is done, and put back if
+    training fails before it has made anything to go on from.
     """
-    if not run.exists():
-        if run.path.is_dir() and any(run.path.iterdir()):
+    with run.held_for_training():
+        if not run.exists():
+            run.put_back()  # a process was killed before it put anything in its place
+        if not run.exists():
+            if any(run.path.iterdir()):
+                raise RunError(
+                    f"{run.path} is not empty and holds no run (there is no config.toml in it). "
+                    "Choose another folder (--out)."
+                )
+        elif existing == "refuse":
             raise RunError(
-                f"{run.path} is not empty and holds no run. Choose another folder (--out)."
+                f"{run.path} holds a run already. Go on with it (--resume), replace it "
+                "(--overwrite) or choose another folder (--out)."
             )
-    elif existing == "refuse":
-        raise RunError(
-            f"{run.path} holds a run already. Go on with it (--resume), replace it "
-            "(--overwrite) or choose another folder (--out)."
-        )
-    elif existing == "resume":
-        _check_resumable(run, config)
-        return
-    config.model.build()  # what cannot be built replaces nothing
-    run.clear()
-    write_atomically(run.config_path, config.to_toml().encode())
+        if run.exists() and existing == "resume":
+            _check_resumable(run, config)
+        else:
+            config.model.build()  # what cannot be built replaces nothing
+            run.put_aside()
+            write_atomically(run.config_path, config.to_toml().encode())
+        try:
+            yield
+        except BaseException:
+            if existing == "overwrite" and not run.checkpoint_path.exists():
+                run.put_back()
+            raise
+        run.drop_aside()
 
 
 def _check_resumable(run: Run, config: RunConfig) -> None:
@@ -183,11 +196,9 @@ def train(
     trunk = None if goes_on else _trunk_of(config.model)
     # Processes that a strategy starts run this too; the folder is for the first of them.
     first = int(os.environ.get("LOCAL_RANK", "0")) == 0
-    with run.held_for_training() if first else nullcontext():
-        if first:
-            prepare(run, config, existing)
-            if schema is not None and not (run.path / "schema.json").exists():
-                run.write_json("schema.json", to_json(schema))
+    with prepared(run, config, existing) if first else nullcontext():
+        if first and schema is not None and not (run.path / "schema.json").exists():
+            run.write_json("schema.json", to_json(schema))
         fabric.launch()
         held_out, rows = validation_rows(len(dataset.x), config)
         x, y = dataset.x[rows], dataset.y[rows]
