@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from covary.files import without_nan
 from covary.training import StoppedError
-from covary.training.log import without_nan
 from reproduction import store
 from reproduction.experiment import Experiment, Part
 from reproduction.workshop import Workshop, networks_in

@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from covary.files import write_atomically
 from covary.runs.directory import environment
-from covary.training.checkpoint import write_atomically
 from reproduction.experiment import SCALES, Experiment, Part
 
 # Significant digits of what figures show; metrics keep all of theirs.

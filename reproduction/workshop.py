@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from covary.data.download import file_sha256
+from covary.files import without_nan, write_atomically
 from covary.runs import DataConfig, Run, RunConfig, RunError
 from covary.runs.directory import weights_digest
 from covary.runs.samples import load_data
 from covary.runs.training import resolve, train
 from covary.training import Display, log
-from covary.training.checkpoint import write_atomically
-from covary.training.log import without_nan
 
 Progress = Callable[[Sequence[Any], str], Iterator[Any]]
 

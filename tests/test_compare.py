@@ -276,10 +276,10 @@ def test_what_was_cut_short_is_trained_to_the_same_weights(classified, tmp_path)
 def test_networks_begin_with_the_weights_of_the_run(classified):
     out, _ = classified
     run = Run(out / "seed-1" / "mnn")
-    dataset, _ = runs.samples.load_data(run.config().data, seed=1)
+    dataset, _ = runs.samples.load_data(run.config.data, seed=1)
     shop = Workshop(run, dataset, QUICK, covariance="full", say=print, display=Silent)
     torch.manual_seed(1)
-    begun = run.config().model.build()
+    begun = run.config.model.build()
     first, other = shop.build("plain"), shop.build("plain", 1)
     assert torch.equal(first[2].weight, begun.linear1.weight)
     assert not torch.equal(other[2].weight, begun.linear1.weight)

@@ -24,6 +24,7 @@ from sklearn.metrics import (
 
 from covary.report import words
 from covary.runs.evaluation import classification_metrics
+from covary.runs.predictions import Predictions
 from covary.uncertainty import metrics, scores
 from covary.uncertainty.registry import Metric
 
@@ -330,7 +331,17 @@ def test_a_metric_is_one_entry(monkeypatch):
     half = Metric("half", "One half", "lower", "probabilities", lambda *_: 0.5, meaning="Always.")
     monkeypatch.setitem(metrics.METRICS, "half", half)
     mean, label = np.array([[2.0, 0.0], [0.0, 1.0]]), np.array([0, 0])
-    known = {"mean": mean, "label": label, "entropy": label, "score:max_softmax": label}
+    known = Predictions(
+        name="test",
+        mean=mean,
+        variance=mean,
+        entropy=label,
+        layer_entropy=mean,
+        label=label,
+        input=mean,
+        input_index=label,
+        scores={"max_softmax": label},
+    )
     assert classification_metrics(known)["half"] == 0.5
     assert words.title_and_meaning("half") == ("One half", "Always.")
 

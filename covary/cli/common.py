@@ -25,8 +25,8 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
+from covary.files import without_nan
 from covary.training import StoppedError
-from covary.training.log import without_nan
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

@@ -328,10 +328,6 @@ class RunConfig:
                 raise FileError(f"{said}: {where}unknown entries {', '.join(unknown)}.")
         return config
 
-    def __call__(self) -> RunConfig:
-        """Itself: ``run.config()`` was how to ask for it."""
-        return self
-
     def differences(self, other: RunConfig) -> list[str]:
         """What is not the same, as ``training.lr: 0.1, not 0.2``."""
         mine, theirs = _flat(asdict(self)), _flat(asdict(other))

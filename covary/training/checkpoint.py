@@ -12,18 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from covary.files import FileError, write_atomically, write_tensors
-from covary.files import read_tensors as read
-
-__all__ = [
-    "Checkpoint",
-    "Position",
-    "load_weights",
-    "position_in",
-    "read",
-    "snapshot_path",
-    "write_atomically",
-]
+from covary.files import FileError, read_tensors, write_tensors
 
 
 @dataclass
@@ -76,7 +65,7 @@ class Checkpoint:
 
     def restore(self, objective: nn.Module, optimizer: torch.optim.Optimizer) -> Position:
         """Put back what ``save`` wrote, in place, and say how far the run had come."""
-        tensors, metadata = read(self.path)
+        tensors, metadata = read_tensors(self.path)
         groups: dict[str, dict[str, Tensor]] = {"objective": {}, "optimizer": {}, "random": {}}
         for name, value in tensors.items():
             group, _, rest = name.partition("/")

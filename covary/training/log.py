@@ -7,8 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from covary.files import FileError, read_text, write_atomically
-from covary.files import without_nan as without_nan
+from covary.files import FileError, read_text, without_nan, write_atomically
 
 
 class MetricsLog:
