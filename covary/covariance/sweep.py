@@ -12,6 +12,7 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from covary.covariance.samples import Samples
@@ -35,11 +36,15 @@ class Entry(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A value as a linear function of values before it, plus noise."""
+    """A value as a linear function of values before it, plus noise.
+
+    Where each element is one of the only parent's times a factor, ``gain`` is that factor.
+    """
 
     parents: tuple[int, ...]
     pull: Pull
     noise: Entry | None
+    gain: Tensor | None
 
 
 class Tape:
@@ -58,9 +63,15 @@ class Tape:
         self._nodes: list[Node] = []
         self._used: dict[int, tuple[Tensor, int]] = {}
 
-    def add(self, parents: Sequence[int], pull: Pull, noise: Entry | None = None) -> int:
+    def add(
+        self,
+        parents: Sequence[int],
+        pull: Pull,
+        noise: Entry | None = None,
+        gain: Tensor | None = None,
+    ) -> int:
         """Write down a value, and give its index."""
-        self._nodes.append(Node(tuple(parents), pull, noise))
+        self._nodes.append(Node(tuple(parents), pull, noise, gain))
         return len(self._nodes) - 1
 
     def set_noise(self, at: int, noise: Entry) -> None:
@@ -84,7 +95,8 @@ class Tape:
         Args:
             at: the index of the value.
             rows: (r, *shape) of the value.
-            meet: takes an entry and rows (r, *shape) of what it enters.
+            meet: takes an entry and rows (r, *shape) of what it enters, which may be overwritten
+                afterwards.
         """
         for tensor, version in self._used.values():
             if tensor._version != version:
@@ -94,19 +106,31 @@ class Tape:
                     "optimizer."
                 )
         waiting = {at: rows}
+        own: set[int] = set()  # values whose rows nobody else has: they may be written into
+        may_write = not torch.is_grad_enabled()
         for index in range(at, -1, -1):
             here = waiting.pop(index, None)
             if here is None:
                 continue
-            parents, pull, noise = self._nodes[index]
+            parents, pull, noise, gain = self._nodes[index]
             if noise is not None:
                 meet(noise, here)
-            pulled = pull(here)
-            del here  # its memory is the next to be used, while it is in the cache
+            is_own = index in own
+            pulled = pull(here) if gain is None or not is_own else [here.mul_(gain)]
             for parent, part in zip(parents, pulled, strict=True):
-                if part is not None:
-                    known = waiting.get(parent)
-                    waiting[parent] = part if known is None else known + part
+                if part is None:
+                    continue
+                is_new = may_write and len(parents) == 1 and _is_own(part, here, is_own=is_own)
+                if parent not in waiting:
+                    waiting[parent] = part
+                elif is_new:
+                    waiting[parent] = part.add_(waiting[parent])
+                else:
+                    waiting[parent] = waiting[parent] + part
+                    is_new = may_write
+                if is_new:
+                    own.add(parent)
+            del here, pulled  # their memory is the next to be used, while it is in the cache
 
     def quadratic(self, at: int, rows: Tensor) -> Tensor:
         """(B, r, r) R C R^T for rows (r, *shape) of value ``at``, of covariance C."""
@@ -134,3 +158,14 @@ class Tape:
 
         self.sweep(at, rows, meet)
         return found
+
+
+def _is_own(part: Tensor, here: Tensor, *, is_own: bool) -> bool:
+    """Whether rows that were pulled back from others have memory of their own, without overlap.
+
+    If they are a view of the others, these must be nobody else's (``is_own``).
+    """
+    memory = part.untyped_storage()
+    if part.numel() * part.element_size() != memory.nbytes():
+        return False
+    return is_own or memory.data_ptr() != here.untyped_storage().data_ptr()

@@ -118,14 +118,16 @@ class MomentPass(Pass):
         noise: Entry | None = None,
         *,
         view_of: Varying | None = None,
+        gain: Tensor | None = None,
     ) -> Varying:
         """A new value, a function of its parents that is linear as far as covariances go."""
         assert self.tape is not None
         for each in parents:
             if each.node < 0 or each.numbers.dtype != mean.dtype:
                 pull, parents = _of_what_varies(pull, parents)
+                gain = None
                 break
-        node = self.tape.add([parent.node for parent in parents], pull, noise)
+        node = self.tape.add([parent.node for parent in parents], pull, noise, gain)
         self.tape.widest = max(self.tape.widest, mean.numel())
         if kind != MATCHED and kind != PRODUCT:
             self.note(kind)
@@ -150,7 +152,9 @@ class MomentPass(Pass):
         # A place of its own for what goes into the activation, to which the noise may move.
         assert self.tape is not None
         before = Varying(mu, self, self.tape.add([x.node], lambda rows: (rows,)), x.samples)
-        value = self.write(MATCHED, mean, [before], lambda rows: (rows * gain,), x.samples, entry)
+        value = self.write(
+            MATCHED, mean, [before], lambda rows: (rows * gain,), x.samples, entry, gain=gain
+        )
         node, samples, spread = value.node, x.samples, x.spread
 
         def into_activation() -> tuple[Varying, MomentActivation]:
