@@ -150,7 +150,10 @@ class Converted(nn.Module):
         """Moments in place of tensors; of all samples, or of the first alone."""
         run = self.moment_pass(known)
         outputs = self._run(run, inputs)
-        found = pytree.tree_map(lambda value: _outcome(run, value, only_first), outputs)
+        if isinstance(outputs, Varying):
+            found = _outcome(run, outputs, only_first)
+        else:
+            found = pytree.tree_map(lambda value: _outcome(run, value, only_first), outputs)
         self._calls = tuple(run.calls)
         # Values know their pass: if it knew the tape, where they are, nothing would be freed
         # before Python looks for cycles.
@@ -214,8 +217,8 @@ class Converted(nn.Module):
             raise type(error)(f"{error} {advice}") from error
         finally:
             running.reset(before)
-        found = [value for value in pytree.tree_leaves(outputs) if isinstance(value, Varying)]
-        if not any(value.node >= 0 for value in found):
+        leaves = [outputs] if isinstance(outputs, Varying) else pytree.tree_leaves(outputs)
+        if not any(isinstance(value, Varying) and value.node >= 0 for value in leaves):
             place = "its inputs" if self.start is None else f"module {self.start!r}"
             raise ValueError(
                 f"Nothing that this model gives depends on {place}, where noise enters. Was the "
@@ -333,7 +336,10 @@ class Converted(nn.Module):
         return found
 
     def _check_inputs(self, inputs: Any) -> None:
-        given = pytree.tree_leaves(inputs, is_leaf=lambda each: isinstance(each, Moments))
+        args, named = inputs
+        given = list(args)
+        if named or not all(isinstance(value, Tensor | Moments) for value in args):
+            given = pytree.tree_leaves(inputs, is_leaf=lambda each: isinstance(each, Moments))
         if not any(isinstance(value, Tensor | Moments) for value in given):
             kinds = ", ".join(dict.fromkeys(type(value).__name__ for value in given)) or "nothing"
             raise TypeError(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import cache
 
 import torch
 
@@ -111,11 +112,14 @@ def covariance_grad() -> AbstractContextManager[None]:
     return torch.set_grad_enabled(covariance_is_supervised())
 
 
+# Devices without values, such as "meta", have no autocast to ask for.
+_has_autocast = cache(torch.amp.is_autocast_available)
+
+
 def is_autocast(device: torch.device) -> bool:
     """Whether operations on this device would run in half precision at this moment."""
     kind = device.type
-    # Devices without values, such as "meta", have no autocast to ask for.
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return _has_autocast(kind) and torch.is_autocast_enabled(kind)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -95,10 +95,10 @@ class Samples:
             var = var[(None,) * (len(shape) - var.dim())]
         # The same for all samples: expanded along the other dimensions alone.
         common = all(var.shape[axis] == 1 for axis in axes)
-        var = var.expand([1 if common and i in axes else size for i, size in enumerate(shape)])
+        if var.shape[1:] != shape[1:] or axes != [0]:
+            var = var.expand([1 if common and i in axes else size for i, size in enumerate(shape)])
         # In the order in which numbers lie in memory, so that nothing is copied.
-        stride = rows.stride()
-        rest = sorted((i for i in range(len(shape)) if i not in axes), key=lambda i: -stride[i + 1])
+        rest = _in_memory(rows.stride()[1:], tuple(axes))
         flat = rows.permute(*[axis + 1 for axis in axes], 0, *[i + 1 for i in rest])
         count, units = self.index.numel(), math.prod(shape[i] for i in rest)
         return (
@@ -131,3 +131,9 @@ def _without_repetition(index: Tensor) -> Tensor:
             if stride == 0 or bool((index == first).all()):
                 index = first
     return index
+
+
+@lru_cache(maxsize=1024)
+def _in_memory(stride: tuple[int, ...], axes: tuple[int, ...]) -> list[int]:
+    """The dimensions of these strides but for some, the one that varies slowest first."""
+    return sorted((i for i in range(len(stride)) if i not in axes), key=lambda i: -stride[i])

@@ -120,15 +120,17 @@ class Tape:
             for parent, part in zip(parents, pulled, strict=True):
                 if part is None:
                     continue
-                is_new = may_write and len(parents) == 1 and _is_own(part, here, is_own=is_own)
-                if parent not in waiting:
+                is_met = parent in waiting
+                is_new = False
+                if may_write and (is_met or self._nodes[parent].gain is not None):
+                    is_new = len(parents) == 1 and _is_own(part, here, is_own=is_own)
+                if not is_met:
                     waiting[parent] = part
                 elif is_new:
                     waiting[parent] = part.add_(waiting[parent])
                 else:
                     waiting[parent] = waiting[parent] + part
-                    is_new = may_write
-                if is_new:
+                if is_new or (is_met and may_write):
                     own.add(parent)
             del here, pulled  # their memory is the next to be used, while it is in the cache
 

@@ -104,6 +104,9 @@ class Pass(ABC):
             # What comes before may run in half precision, moments never do.
             return self.lift(value if value.dtype == torch.float64 else value.float(), INPUT)
 
+        args, named = inputs
+        if not named and all(isinstance(value, Tensor) for value in args):
+            return tuple(map(one, args)), named  # sooner than through a tree
         return pytree.tree_map(one, inputs)
 
     def enter(self, module: Located, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -137,6 +140,8 @@ class Pass(ABC):
             args, kwargs = self._by_place(function, args, kwargs)
         rule = RULES.get(function)
         if rule is not None and rule.apply is None and rule.activation is None:
+            if len(args) == 1 and not kwargs:
+                return function(plain(args[0]))
             return function(*plain(list(args)), **plain(dict(kwargs)))
         outer, self.function = self.function, function
         try:

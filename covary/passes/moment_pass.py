@@ -118,16 +118,14 @@ class MomentPass(Pass):
         noise: Entry | None = None,
         *,
         view_of: Varying | None = None,
-        gain: Tensor | None = None,
     ) -> Varying:
         """A new value, a function of its parents that is linear as far as covariances go."""
         assert self.tape is not None
         for each in parents:
             if each.node < 0 or each.numbers.dtype != mean.dtype:
                 pull, parents = _of_what_varies(pull, parents)
-                gain = None
                 break
-        node = self.tape.add([parent.node for parent in parents], pull, noise, gain)
+        node = self.tape.add([parent.node for parent in parents], pull, noise)
         self.tape.widest = max(self.tape.widest, mean.numel())
         if kind != MATCHED and kind != PRODUCT:
             self.note(kind)
@@ -151,19 +149,20 @@ class MomentPass(Pass):
         mean = mean_of_constant_variance(mu, var, mean, gain, activation)
         # A place of its own for what goes into the activation, to which the noise may move.
         assert self.tape is not None
-        before = Varying(mu, self, self.tape.add([x.node], lambda rows: (rows,)), x.samples)
-        value = self.write(
-            MATCHED, mean, [before], lambda rows: (rows * gain,), x.samples, entry, gain=gain
-        )
-        node, samples, spread = value.node, x.samples, x.spread
+        before = self.tape.add([x.node], lambda rows: (rows,))
+        node = self.tape.add([before], lambda rows: (rows * gain,), entry, gain)
+        self.tape.widest = max(self.tape.widest, mean.numel())
+        value = Varying(mean, self, node, x.samples)
+        samples, spread = x.samples, x.spread
 
         def into_activation() -> tuple[Varying, MomentActivation]:
             assert self.tape is not None
-            self.tape.set_noise(before.node, Entry(name, source.variance(mu), samples))
+            self.tape.set_noise(before, Entry(name, source.variance(mu), samples))
             self.tape.set_noise(node, Entry(name, excess, samples))
+            noisy = Varying(mu, self, before, samples)
             if spread is not None:
-                before.estimate(lambda: spread.value + source.sigma**2)
-            return before, activation
+                noisy.estimate(lambda: spread.value + source.sigma**2)
+            return noisy, activation
 
         value.into_activation = into_activation
         return value.estimate(lambda: torch.addcmul(own, gain * known, gain).detach())
