@@ -70,8 +70,9 @@ class Varying(Tensor):
         samples: which sample each element belongs to.
         spread: the variance of each element, for each sample, where it can be estimated without a
             sweep: right behind a nonlinearity, or in passes that estimate it everywhere.
-        before_scaling: of a convolution, what it was applied to, and how rows go back through both
-            it and a scale of each channel, which is yet to come: rows, scale -> rows.
+        before_scaling: of a convolution, what it was applied to (with its index and numbers then),
+            and how rows go back through both it and a scale of each channel, which is yet to come:
+            rows, scale -> rows.
         into_activation: of what an increasing activation gave, what went into it, noise included,
             and the activation.
     """
@@ -80,9 +81,9 @@ class Varying(Tensor):
     run: Any
     node: int
     samples: Samples
-    spread: Lazy | None
-    before_scaling: tuple[Varying, Callable[[Tensor, Tensor], Tensor]] | None
-    into_activation: Callable[[], tuple[Varying, MomentActivation]] | None
+    spread: Lazy | None = None
+    before_scaling: tuple[Varying, int, Tensor, Callable[[Tensor, Tensor], Tensor]] | None = None
+    into_activation: Callable[[], tuple[Varying, MomentActivation]] | None = None
     _memory: list[int]
     _writes: int
 
@@ -95,7 +96,6 @@ class Varying(Tensor):
             cls, numbers.shape, dtype=numbers.dtype, device=numbers.device
         )
         self.numbers, self.run, self.node, self.samples = numbers, run, node, samples
-        self.spread = self.before_scaling = self.into_activation = None
         # One list for all values that share memory, to count what is written into it.
         self._memory = [0] if view_of is None else view_of._memory
         self._writes = self._memory[0]

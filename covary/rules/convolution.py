@@ -81,7 +81,7 @@ def _convolution(dims: int, *, is_transposed: bool) -> Callable[..., Varying]:
         )
         if not is_transposed or shape.groups == 1:
             # As it is now: a function that writes in place may change x itself.
-            value.before_scaling = Varying(x.numbers, run, x.node, x.samples), scaled_back
+            value.before_scaling = x, x.node, x.numbers, scaled_back
         return value
 
     return apply

@@ -59,7 +59,9 @@ def batch_norm(
         return found if weight is None else found * weight
 
     if x.before_scaling is not None:
-        before, back = x.before_scaling
+        before, node, numbers, back = x.before_scaling
+        if before.node != node:
+            before = Varying(numbers, x.run, node, x.samples)
         value = mapped(before, mean, lambda rows: back(rows, scale()), samples=x.samples, kind=kind)
     else:
         value = mapped(x, mean, lambda rows: rows * scale().view(-1, *ones), kind=kind)
