@@ -29,6 +29,8 @@ LEVELS = (0.5, 0.9, 0.95)
 
 def _named(results: Results, title: str, column: int) -> tuple[str, str]:
     """The title, with the target where there are several, and what goes on the figure's name."""
+    if results.test.calibrated is not results.test:
+        title = f"{title} (calibrated)"
     if results.test.mean.shape[1] == 1:
         return title, ""
     return f"{title}: {short(results.target_name(column))}", f"-{column + 1}"
@@ -37,7 +39,7 @@ def _named(results: Results, title: str, column: int) -> tuple[str, str]:
 @styled
 def predicted_against_true(results: Results, column: int) -> Drawing:
     """Predictions with 90% intervals; what falls outside is marked."""
-    test = results.test
+    test = results.test.calibrated
     total = len(test)
     if test.target is None:
         raise TypeError("predicted_against_true needs a part with targets.")
@@ -86,14 +88,19 @@ def interval_coverage(results: Results) -> Drawing:
     levels = np.linspace(0.02, 0.98, 49)
     said = []
     columns = range(test.mean.shape[1])
+    shown = test.calibrated
     for column in columns:
-        error, stddev = test.error[:, column], test.stddev[:, column]
+        error, stddev = shown.error[:, column], shown.stddev[:, column]
         colour = (BLUE, *FOREIGN)[column % 5]
+        if shown is not test:
+            raw = test.error[:, column], test.stddev[:, column]
+            before = [metrics.interval_coverage(*raw, level) for level in levels]
+            label = "before calibration" if column == 0 else None
+            axes.plot(levels, before, ":", color=colour, lw=1.0, alpha=0.8, label=label)
         held = [metrics.interval_coverage(error, stddev, level) for level in levels]
         marked = [metrics.interval_coverage(error, stddev, level) for level in LEVELS]
-        name = (
-            short(results.target_name(column)) if len(columns) > 1 else "intervals of the network"
-        )
+        alone = "calibrated intervals" if shown is not test else "intervals, not calibrated"
+        name = short(results.target_name(column)) if len(columns) > 1 else alone
         axes.plot(levels, held, DASHES[column % 4], color=colour, label=name)
         axes.plot(LEVELS, marked, "o", color=colour, ms=5)
         said.append(
@@ -118,7 +125,7 @@ def interval_coverage(results: Results) -> Drawing:
 @styled
 def residuals(results: Results, column: int) -> Drawing:
     """Errors in units of their own predicted standard deviation, against a standard Gaussian."""
-    test = results.test
+    test = results.test.calibrated
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = -test.error[:, column] / test.stddev[:, column]
     scaled = scaled[~np.isnan(scaled)]
@@ -152,7 +159,7 @@ def residuals(results: Results, column: int) -> Drawing:
 @styled
 def spread_against_error(results: Results, column: int) -> Drawing:
     """RMSE of inputs with like predicted standard deviations: the reliability of a regression."""
-    test = results.test
+    test = results.test.calibrated
     stddev, error = test.stddev[:, column], test.error[:, column]
     bins = np.array_split(np.argsort(stddev, kind="stable"), min(10, max(1, len(test) // 10)))
 

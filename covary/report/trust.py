@@ -47,7 +47,7 @@ def calibration_table(results: Results) -> dict[str, Any] | None:
         if name == "samples":
             continue
         title, _ = words.title_and_meaning(name)
-        values = [words.metric(name, numbers[name]) for numbers in (before, found.test)]
+        values = [words.metric(name, numbers[name]) for numbers in (found.test, before)]
         rows.append({"title": title, "values": values})
     held_out = words.number(found.held_out_samples)
     scale = words.number(found.scale)

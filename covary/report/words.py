@@ -184,6 +184,14 @@ def _classified(results: Results) -> list[str]:
             f"{number(right)} of {number(samples)} test inputs are right "
             f"({percent(right, samples)})."
         )
+    calibration = results.evaluation.calibration
+    errors = [each.get("ece") for each in (calibration.test if calibration else {}, metrics)]
+    if all(isinstance(error, float) for error in errors):
+        after, before = errors
+        sentences.append(
+            f"Calibrated probabilities are off by {after:.3f} on average (ECE), {before:.3f} "
+            "before calibration."
+        )
     if right not in (0, samples):
         finite = np.isfinite(test.entropy)
         wrong, fine = (test.entropy[finite & chosen] for chosen in (~test.right, test.right))
@@ -197,6 +205,16 @@ def _classified(results: Results) -> list[str]:
         for part in results.foreign
     ]
     return sentences
+
+
+def _coverage(intervals: str, found: float, targets: int) -> str:
+    """Whether 90% intervals hold as many of so many targets as they should."""
+    # Two standard errors of a share that is 90% in truth: what chance alone explains.
+    slack = 2 * math.sqrt(0.9 * 0.1 / targets)
+    hold = f"{intervals} meant to hold 90% of the targets hold {percent(found)}"
+    if abs(found - 0.9) <= slack:
+        return f"{hold}, about as they should."
+    return f"{hold}: they are too {'narrow' if found < 0.9 else 'wide'}."
 
 
 def _aurocs(metrics: Mapping[str, Any]) -> str:
@@ -216,21 +234,14 @@ def _regressed(results: Results) -> list[str]:
         for column in range(test.mean.shape[1])
     ]
     sentences = [f"The RMSE on {number(len(test))} test inputs is {' and '.join(rmse)}."]
-    coverage = metrics.get("coverage_90")
-    if isinstance(coverage, float):
-        # Two standard errors of a share that is 90% in truth: what chance alone explains.
-        slack = 2 * math.sqrt(0.9 * 0.1 / test.error.size)
-        verdict = (
-            "too narrow"
-            if coverage < 0.9 - slack
-            else "too wide"
-            if coverage > 0.9 + slack
-            else "about as they should"
-        )
-        hold = f"Intervals meant to hold 90% of the targets hold {percent(coverage)}"
-        sentences.append(
-            f"{hold}, {verdict}." if "should" in verdict else f"{hold}: they are {verdict}."
-        )
+    raw, calibration = metrics.get("coverage_90"), results.evaluation.calibration
+    calibrated = None if calibration is None else calibration.test.get("coverage_90")
+    if isinstance(calibrated, float):
+        sentences.append(_coverage("Calibrated intervals", calibrated, test.error.size))
+        if isinstance(raw, float):
+            sentences.append(f"Before calibration they hold {percent(raw)}.")
+    elif isinstance(raw, float):
+        sentences.append(_coverage("Intervals, which are not calibrated,", raw, test.error.size))
     rank = metrics.get("spearman_error")
     if isinstance(rank, float):
         sentences.append(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -55,6 +55,13 @@ class Predictions:
 
     def __len__(self) -> int:
         return len(self.mean)
+
+    @cached_property
+    def calibrated(self) -> Predictions:
+        """The same with calibrated means and variances, of a regression that has them."""
+        if self.calibrated_mean is None or self.calibrated_variance is None:
+            return self
+        return replace(self, mean=self.calibrated_mean, variance=self.calibrated_variance)
 
     @property
     def fitted(self) -> Array | None:
