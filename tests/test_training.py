@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covary
+from covary import files
 from covary.nn import Rescale
 from covary.training import (
     Checkpoint,
@@ -364,10 +365,10 @@ def test_weights_that_are_no_numbers_are_never_saved(tmp_path):
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "file"
-    checkpoints.write_atomically(path, b"old")
+    files.write_atomically(path, b"old")
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        checkpoints.write_atomically(path, b"new and longer")
+        files.write_atomically(path, b"new and longer")
     assert path.read_bytes() == b"old"
 
 
