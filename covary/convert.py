@@ -53,7 +53,8 @@ def convert(
 ) -> Converted:
     """The same model with moments: inputs as before, outputs ``covary.Moments``.
 
-    Gaussian noise enters at the input and before every elementwise nonlinearity, and the model
+    Gaussian noise enters at the input and before every elementwise nonlinearity (but for roots,
+    logarithms, reciprocals and powers, which are not defined for all numbers), and the model
     itself runs on values that carry their mean and where their covariance comes from. Nothing is
     traced or rewritten. Parameters and buffers are shared; the model is not changed.
 
