@@ -221,10 +221,13 @@ class Converted(nn.Module):
         leaves = [outputs] if isinstance(outputs, Varying) else pytree.tree_leaves(outputs)
         if not any(isinstance(value, Varying) and value.node >= 0 for value in leaves):
             place = "its inputs" if self.start is None else f"module {self.start!r}"
+            kinds = dict.fromkeys(type(value).__name__ for value in leaves)
             raise ValueError(
-                f"Nothing that this model gives depends on {place}, where noise enters. Was the "
-                "module called, does a hook or the model replace its output by a constant, or are "
-                "its inputs whole numbers that no embedding takes? Give real ones: x.float()."
+                f"Nothing that this model gives ({', '.join(kinds) or 'nothing'}) varies with "
+                f"{place}, where noise enters. Was the module called? Does a hook or the model "
+                "replace its output by a constant, or by a choice (sign, argmax)? Are its inputs "
+                "whole numbers that no embedding takes? Give real ones: x.float(). Does it give "
+                "an object of its own? Let it give tensors, in tuples, lists or dicts."
             )
         return outputs
 
@@ -233,7 +236,7 @@ class Converted(nn.Module):
         given = [value for value in pytree.tree_leaves(inputs) if isinstance(value, Tensor)]
         real = {value.dtype for value in given if value.is_floating_point()}
         own = {value.dtype for value in self.model.parameters() if value.is_floating_point()}
-        if "dtype" in message and real and own and real != own:
+        if "type" in message and real and own and real != own:
             return (
                 f"The inputs are {_listed(real)} and the parameters {_listed(own)}: convert the "
                 "inputs, x.float() or x.double()."

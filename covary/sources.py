@@ -70,6 +70,11 @@ class NoisePlan:
         for kind, sigma in by.items():
             if isinstance(kind, str):
                 continue
+            if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+                raise TypeError(
+                    "noise is given by paths of modules (texts), types of modules (nn.ReLU) or "
+                    f"{INPUT!r}, got {kind!r}."
+                )
             paths = [path for module, path in first.items() if isinstance(module, kind)]
             if not paths:
                 raise ValueError(f"noise names {kind.__name__}, and this model has none of them.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -200,7 +202,7 @@ def test_hooks_that_look_are_left_alone():
 
 def test_a_model_that_loses_what_varies():
     net = covary.convert(Model(lambda x: torch.zeros(3, 4)).eval())
-    with pytest.raises(ValueError, match="Nothing that this model gives depends on its inputs"):
+    with pytest.raises(ValueError, match="Nothing that this model gives \(Tensor\) varies with its inputs"):
         net(torch.randn(3, 4))
     unused = nn.Sequential(nn.Linear(4, 4), nn.Identity()).eval()
     unused.extra = nn.Linear(4, 4).eval()
@@ -371,3 +373,33 @@ def test_samples_that_meet_after_a_view_are_refused():
 
     with pytest.raises(ConversionError, match="different samples"):
         covary.convert(Mixes().eval(), noise=0.1)(torch.randn(4, 6))
+
+
+@dataclasses.dataclass
+class Answer:
+    logits: torch.Tensor
+
+
+class Wrapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return Answer(self.inner(x))
+
+
+def test_outputs_of_a_class_of_ones_own_are_named():
+    with pytest.raises(ValueError, match=r"gives \(Answer\) .*tuples, lists or dicts"):
+        covary.convert(Wrapped().eval(), noise=0.1)(torch.ones(2, 4))
+
+
+def test_noise_of_what_is_no_module_is_named():
+    with pytest.raises(TypeError, match=r"types of modules \(nn\.ReLU\) or 'input', got 0"):
+        covary.convert(nn.Linear(4, 3).eval(), noise={0: 0.1})
+
+
+def test_another_precision_is_named_for_convolutions_too():
+    net = covary.convert(nn.Conv2d(1, 2, 3).eval(), noise=0.1)
+    with pytest.raises(RuntimeError, match=r"inputs are float64 and the parameters float32"):
+        net(torch.zeros(2, 1, 5, 5, dtype=torch.float64))
