@@ -54,8 +54,8 @@ def list_experiments(
         return
     common.show_table(
         f"Experiments, and what {results} has of them",
-        ["name", "what", "results", "took", "verdict"],
-        [[row[key] for key in ("name", "title", "scale", "time", "verdict")] for row in rows],
+        ["name", "in the paper", "results", "took", "verdict"],
+        [[row[key] for key in ("name", "paper", "scale", "time", "verdict")] for row in rows],
         left=5,
     )
 

@@ -199,7 +199,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="activations",
         title="Covariance activations against Monte Carlo",
-        paper="Fig. cov_error",
+        paper="Fig. 7, cov_error",
         about=(
             "Pairs of Gaussian inputs with random means ~ N(0, 1), variances between 0.2 and 2 and "
             "a correlation of 0.01 or 0.2; the paper does not say what its pairs are. The "

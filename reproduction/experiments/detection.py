@@ -125,7 +125,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="ood-notmnist",
         title="Out-of-distribution inputs: digits against letters",
-        paper="Fig. ood_attack a, b",
+        paper="Fig. 4, ood_attack a, b",
         about="The ReLU networks of mnist-relu look at notMNIST's letters. AUROC is added to the "
         "paper's separability. MSP is one minus the largest softmax probability, so that each "
         f"indicator is higher where the network is less sure. {_SCHEDULE}",
@@ -141,7 +141,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="fgsm",
         title="Attacks with the gradient's sign",
-        paper="Fig. ood_attack c, d",
+        paper="Fig. 4, ood_attack c, d",
         about="The Heaviside networks of mnist-heaviside that were trained with one covariance per "
         "mini-batch (label shared there) and plain ReLU networks of the same widths (no noise), "
         "attacked by FGSM. Accuracies are of all test digits, entropies of the first 1000; epsilon "
@@ -208,7 +208,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="shared-ood",
         title="One covariance per mini-batch: out-of-distribution inputs",
-        paper="Fig. ood_attack_batch a",
+        paper="Fig. 11, ood_attack_batch a",
         about="As ood-notmnist, networks trained with one covariance per mini-batch. Panel b of "
         f"that figure, entropy under attack, is that of fgsm, whose networks were trained so too. "
         f"{_SCHEDULE}",

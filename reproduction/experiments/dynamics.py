@@ -138,7 +138,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="network-relu",
         title="The stochastic network behind a ReLU network",
-        paper="Fig. verification1",
+        paper="Fig. 8, verification1",
         about="One test digit for each of the networks of mnist-relu whose label is shared. "
         + _IN_TIME,
         proviso=SHARED_TOO,
@@ -150,7 +150,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="network-heaviside",
         title="The stochastic network behind a Heaviside network",
-        paper="Fig. verification2",
+        paper="Fig. 9, verification2",
         about="One test digit for each of the networks of mnist-heaviside whose label is shared. "
         + _IN_TIME,
         proviso=SHARED_TOO,
