@@ -6,6 +6,7 @@ python -m examples firing_rates       # this one; of the others the page stays a
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 import subprocess
@@ -105,7 +106,11 @@ def printed_before(name: str, page: str) -> str:
 
 def main() -> None:
     docs = ROOT / "docs"
-    chosen = sys.argv[1:] or SCRIPTS
+    parser = argparse.ArgumentParser(
+        prog="python -m examples", description="Run scripts of the gallery and write its page."
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SCRIPTS)}")
+    chosen = parser.parse_args().names or SCRIPTS
     if unknown := set(chosen) - set(SCRIPTS):
         sys.exit(f"no script {', '.join(unknown)} in the gallery; there are {', '.join(SCRIPTS)}")
     old = "" if chosen == SCRIPTS else (docs / "gallery.md").read_text(encoding="utf-8")

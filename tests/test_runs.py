@@ -475,6 +475,17 @@ def test_a_process_that_is_killed_while_it_replaces_a_run_loses_nothing(tmp_path
     assert _files(run) == before
 
 
+def test_a_second_run_that_is_to_replace_another_leaves_the_finished_one_aside(tmp_path):
+    run = trained(tmp_path / "run", "two-moons", epochs=1)
+    good = run.model_path.read_bytes()
+    run.put_aside()
+    # A run that was to replace it came to a checkpoint, not to its end; and another begins.
+    run.config_path.write_bytes((run.path / ".replaced" / "config.toml").read_bytes())
+    run.checkpoint_path.write_bytes(b"of an unfinished run")
+    run.put_aside()
+    assert (run.path / ".replaced" / "model.safetensors").read_bytes() == good
+
+
 def test_what_cannot_be_built_replaces_nothing(tmp_path):
     run = trained(tmp_path / "run", "two-moons", epochs=1)
     before = _files(run)

@@ -73,7 +73,7 @@ def reported(command: Callable[Parameters, Result]) -> Callable[Parameters, Resu
             error.message = printable(error.message)
             raise
         except StoppedError as stopped:
-            say(f"{stopped} Go on with the same command and --resume.")
+            say(f"{stopped} Go on with the same command, with --resume (in place of --overwrite).")
             raise typer.Exit(130) from None
         except KeyboardInterrupt:
             say("Interrupted.")

@@ -79,9 +79,7 @@ def evaluate(
     if as_json:
         common.show_json(found.to_json())
         return
-    columns = {"test": found.parts["test"]}
-    if found.calibration is not None:
-        columns["calibrated"] = found.calibration.test
+    columns = {} if found.calibration is None else {"calibrated": found.calibration.test}
     columns |= found.parts
     _show_metrics(f"{run}: {found.task} of {found.dataset}, {found.held} covariances", columns)
     if found.calibration is not None:

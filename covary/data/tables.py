@@ -234,6 +234,8 @@ class Problems:
             if name in self.table.refused:
                 self.add(f"column {name!r} {self.table.refused[name]}", "other types", name)
         readable = [name for name in there if name not in self.table.refused]
+        if not readable:  # which pyarrow would take for all columns
+            return {}
         columns = gather(self.table, readable, kinds=kinds, limits=limits or {})
         for column in columns.values():
             self._check_values(column, remedy.format(column.name))

@@ -272,7 +272,8 @@ class Run:
         if not path.exists():
             raise RunError(
                 f"{self.path} has no weights yet: its training ended before the first checkpoint. "
-                "Go on with it: the same covary train command and --resume."
+                "Go on with it: the same covary train command, with --resume in place of "
+                "--overwrite. (A run that it was to replace is in .replaced there.)"
             )
         tensors, _ = self._once(f"tensors {path.name}", [path], lambda: read_tensors(path))
         return path, {
@@ -378,8 +379,8 @@ class Run:
         self.check_replaceable(*(self.path / name for name in _FILES))
         # The configuration goes last: without it a process was killed on the way, and goes on here.
         if (self._aside / self.config_path.name).exists():
-            if not self.checkpoint_path.exists():
-                self.put_back()  # nothing has come of what was to replace it
+            if not self.model_path.exists():
+                self.put_back()  # what was to replace it did not come to its end
             self.drop_aside()
         for path in (self.path / name for name in (*_FOLDERS, *reversed(_FILES))):
             if path.exists():
