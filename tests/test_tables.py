@@ -525,3 +525,11 @@ def test_new_rows_are_filled_with_the_mean_of_the_old_training_rows(tmp_path, wi
     share = trained.x[:, trained.features.index("open")].mean()
     torch.testing.assert_close(loaded.x_test[:, loaded.features.index("open")], share.expand(20))
     assert sum("has 20 missing values" in note for note in loaded.notes) == 2
+
+
+def test_new_rows_without_any_of_the_columns_name_them(tmp_path):
+    frame().to_csv(tmp_path / "old.csv", index=False)
+    _, schema = data.read_table(tmp_path / "old.csv", target="price")
+    pd.DataFrame({"other": [1.0, 2.0]}).to_csv(tmp_path / "new.csv", index=False)
+    with pytest.raises(data.DataError, match="there is no column 'length'. It has: other"):
+        data.read_table(tmp_path / "new.csv", schema=schema)
