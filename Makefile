@@ -71,28 +71,18 @@ docs: setup
 package: setup
 	$(BIN)/python -m tests.packaging
 
+MEASURED_SPEED = training replicas tracked converted tracking_probe sampling_cost lif
+MEASURED_ACCURACY = demo against_sampling quadrature_accuracy parity tracking_trials uncertainty uci \
+  verification spiking
+
 bench: setup
 	@mkdir -p out
 	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-quiet --benchmark-json=out/bench.json -m '' -q
 	$(BIN)/python -m benchmarks.summary out/bench.json
-	$(BIN)/python -m benchmarks.training
-	$(BIN)/python -m benchmarks.replicas
-	$(BIN)/python -m benchmarks.tracked
-	$(BIN)/python -m benchmarks.converted
-	$(BIN)/python -m benchmarks.tracking_probe
-	$(BIN)/python -m benchmarks.sampling_cost
-	$(BIN)/python -m benchmarks.lif
+	for name in $(MEASURED_SPEED); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 results: setup
-	$(BIN)/python -m benchmarks.demo
-	$(BIN)/python -m benchmarks.against_sampling
-	$(BIN)/python -m benchmarks.quadrature_accuracy
-	$(BIN)/python -m benchmarks.parity
-	$(BIN)/python -m benchmarks.tracking_trials
-	$(BIN)/python -m benchmarks.uncertainty
-	$(BIN)/python -m benchmarks.uci
-	$(BIN)/python -m benchmarks.verification
-	$(BIN)/python -m benchmarks.spiking
+	for name in $(MEASURED_ACCURACY); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 # Beside the networks, so that a trial replaces no stored results; RESULTS=results/reproduction does.
 SCALE ?= smoke

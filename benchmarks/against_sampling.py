@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covary
-from benchmarks import results, steps, tables
+from benchmarks import steps, tables
 from tests import digits, reference
 
 SAMPLES = 200_000
@@ -97,9 +97,8 @@ def main() -> None:
     else:
         print("No MNIST in $COVARY_DATA: digits alone.")
     measured = {"samples": SAMPLES, "inputs": INPUTS, "networks": rows}
-    results.save("against_sampling", "python -m benchmarks.against_sampling", 0, measured)
-    print(tables.sampling())
-    tables.main()
+    command = "python -m benchmarks.against_sampling"
+    tables.publish("against_sampling", command, 0, measured, shown=[tables.sampling])
 
 
 if __name__ == "__main__":

@@ -236,10 +236,10 @@ def sampling(measured: dict[str, Any]) -> dict[str, float]:
     return {"error of the variance": error, "passes": passes, "times as many": passes / times}
 
 
-@drawing.styled
+@drawing.house_style()
 def picture(found: dict[str, dict[str, list[float]]]) -> drawing.Drawing:
     """Analytic variances of outputs against sampled ones."""
-    figure, (axes,) = drawing.canvas(4.6)
+    (axes,) = drawing.canvas(4.6)
     looks = {
         "test": ("test images", drawing.BLUE, "o"),
         "notmnist": ("notMNIST", drawing.ORANGE, "^"),
@@ -265,6 +265,8 @@ def picture(found: dict[str, dict[str, list[float]]]) -> drawing.Drawing:
     axes.set_xlabel(f"variance of {DRAWS:,} draws")
     axes.set_ylabel("variance by moments")
     drawing.head(axes, "Variance of each output", columns=3)
+    figure = axes.get_figure(root=True)
+    assert figure is not None
     return drawing.Drawing("converted-variances", "", "", figure)
 
 
@@ -339,12 +341,8 @@ def main() -> None:
         return
     measured = network()
     measured["memory"] = {what: in_fresh_process(what) for what in MOST_MEMORY_MB}
-    path = results.save("converted", "make bench", 0, measured)
-    print(f"saved {path.relative_to(results.ROOT)}")
     drawing.save(picture(measured["variances of outputs"]), FIGURES, svg=False)
-    tables.main()
-    if broken := broken_promises(measured):
-        sys.exit("Not as promised: " + "; ".join(broken))
+    tables.publish("converted", "make bench", 0, measured, broken=broken_promises(measured))
 
 
 if __name__ == "__main__":

@@ -39,9 +39,7 @@ def main() -> None:
         covary("report", str(Path(folder) / "heaviside"))
         figure = Path(folder) / "heaviside" / "figures" / "entropy.png"
         shutil.copy(figure, results.FOLDER / "digits.png")
-    path = results.save("digits", "python -m benchmarks.demo", 0, measured)
-    print(f"saved {path.relative_to(results.ROOT)}")
-    tables.main()
+    tables.publish("digits", "python -m benchmarks.demo", 0, measured)
 
 
 if __name__ == "__main__":

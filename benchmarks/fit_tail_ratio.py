@@ -1,4 +1,4 @@
-"""Fit the ratio of polynomials in covary/activations/gaussian.py, and say how good it is.
+"""Fit the ratio of polynomials in covary/activations/normal.py, and say how good it is.
 
     python -m benchmarks.fit_tail_ratio
 

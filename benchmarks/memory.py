@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from benchmarks.steps import BATCH, WIDTHS, batch_of, build, training_step
-from covary.runs.peak_memory import peak
+from covary.runs.costs import peak
 
 
 def held() -> float:

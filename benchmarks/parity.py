@@ -106,11 +106,8 @@ def main() -> None:
     if set(covariances) != {"tracked", "full"}:
         return
     rows = [evaluated(run) for run in finished]
-    path = results.save("parity", "python -m benchmarks.parity", None, rows)
-    print(f"\n{tables.parity()}\n\nsaved {path.relative_to(results.ROOT)}")
-    tables.main()
-    if broken := broken_promises(rows):
-        sys.exit("Not as promised: " + "; ".join(broken))
+    command, broken = "python -m benchmarks.parity", broken_promises(rows)
+    tables.publish("parity", command, None, rows, shown=[tables.parity], broken=broken)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from functools import cache
 
 import torch
 
-from benchmarks import results, tables
+from benchmarks import tables
 from covary import activations
 from tests import reference
 
@@ -56,9 +56,8 @@ def main() -> None:
         for name, smooth in cases
         for nodes in (32, 128)
     }
-    results.save("quadrature_accuracy", "python -m benchmarks.quadrature_accuracy", None, measured)
-    print(tables.quadrature())
-    tables.main()
+    command = "python -m benchmarks.quadrature_accuracy"
+    tables.publish("quadrature_accuracy", command, None, measured, shown=[tables.quadrature])
 
 
 if __name__ == "__main__":

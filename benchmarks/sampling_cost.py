@@ -9,14 +9,13 @@ turns in one process; weights are random, which times do not depend on.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from typing import Any
 
 import torch
 
 import covary
-from benchmarks import results
+from benchmarks import tables
 from benchmarks.steps import BATCH, NOISE, WIDTHS, batch_of
 from covary.compare import DropoutSamples
 from covary.models import plain
@@ -86,10 +85,7 @@ def main() -> None:
                 f"as {sampled(AGAINST[kind])}"
             )
     torch.set_num_threads(threads)
-    path = results.save("sampling_cost", "make bench", 0, measured)
-    print(f"saved {path.relative_to(results.ROOT)}")
-    if broken := broken_promises(measured):
-        sys.exit("Slower than promised: " + "; ".join(broken))
+    tables.publish("sampling_cost", "make bench", 0, measured, broken=broken_promises(measured))
 
 
 if __name__ == "__main__":

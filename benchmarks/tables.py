@@ -9,15 +9,16 @@ replaced. A test fails when a page and the stored results differ.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import tables_networks
 from benchmarks.cells import markdown, percent
-from benchmarks.results import ROOT, load
+from benchmarks.results import ROOT, load, save
 from covary.uncertainty.metrics import METRICS
-from covary.uncertainty.scores import FITTED_SCORES, SCORES
+from covary.uncertainty.scores import SCORES
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -73,7 +74,7 @@ def quadrature() -> str:
     rows = load("quadrature_accuracy")
     sigmas = list(next(iter(rows.values())))
     return markdown(
-        ["activation, nodes", *(f"sigma = {sigma}" for sigma in sigmas)],
+        ["activation, nodes", *(f"s = {sigma}" for sigma in sigmas)],
         [[name, *(f"{row[sigma]:.0e}" for sigma in sigmas)] for name, row in rows.items()],
     )
 
@@ -389,10 +390,9 @@ def sampling_cost() -> str:
 
 
 def all_scores() -> str:
-    every = SCORES | FITTED_SCORES
     return markdown(
         ["score", "what it is", "", "looks at"],
-        [[f"`{each.name}`", each.meaning, each.formula, each.needs] for each in every.values()],
+        [[f"`{each.name}`", each.meaning, each.formula, each.needs] for each in SCORES.values()],
         left=True,
     )
 
@@ -418,6 +418,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pretrained corruptions": tables_networks.pretrained_corruptions,
     "pretrained shifts": tables_networks.pretrained_shifts,
     "pretrained separation": tables_networks.pretrained_separation,
+    "molecules": tables_networks.molecules,
     "sampling cost": sampling_cost,
     "uci": uci,
     "attacks": attacks,
@@ -449,6 +450,25 @@ _PLACE = re.compile(r"(<!-- table: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 def filled(text: str) -> str:
     """The page with every table as the stored results have it."""
     return _PLACE.sub(lambda m: f"{m[1]}\n{TABLES[m[2]]()}\n\n{m[3]}", text)
+
+
+def publish(
+    name: str,
+    command: str,
+    seed: int | None,
+    measured: Any,
+    *,
+    shown: Sequence[Callable[[], str]] = (),
+    broken: Sequence[str] = (),
+) -> None:
+    """Save a measurement, show tables of it, fill those of the pages, and tell broken promises."""
+    path = save(name, command, seed, measured)
+    for table in shown:
+        print(f"\n{table()}\n")
+    print(f"saved {path.relative_to(ROOT)}")
+    main()
+    if broken:
+        sys.exit("Not as promised: " + "; ".join(broken))
 
 
 def main() -> None:

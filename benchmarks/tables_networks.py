@@ -259,3 +259,20 @@ def pretrained_shifts() -> str:
 
 def _passes(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def molecules() -> str:
+    found = load("molecules")["ranks"]
+    ways = list(found["all"])
+    cells = {part: [row[way] for way in ways] for part, row in found.items()}
+    return markdown(
+        ["displacement", *ways, f"{ways[0]}, with the spread"],
+        [
+            [
+                part,
+                *(f"{one['with the error']:.2f}" for one in row),
+                f"{row[0]['with the spread']:.2f}",
+            ]
+            for part, row in cells.items()
+        ],
+    )

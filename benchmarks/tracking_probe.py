@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covary
-from benchmarks import results, tables
+from benchmarks import tables
 from benchmarks.steps import BATCH, NOISE, WIDTHS, build, training_step
 from covary import data
 from covary.covariance import Probe
@@ -81,9 +81,8 @@ def main() -> None:
             print(rows[-1], flush=True)
     finally:
         linear.TRAINING_PROBE = usual
-    path = results.save("tracking_probe", "python -m benchmarks.tracking_probe", 0, rows)
-    print(f"\n{tables.tracking_probe()}\n\nsaved {path.relative_to(results.ROOT)}")
-    tables.main()
+    command = "python -m benchmarks.tracking_probe"
+    tables.publish("tracking_probe", command, 0, rows, shown=[tables.tracking_probe])
 
 
 if __name__ == "__main__":

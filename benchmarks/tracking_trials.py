@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import covary
-from benchmarks import parity, results, tables
+from benchmarks import parity, tables
 from benchmarks.steps import WIDTHS
 from covary import Moments, data
 from covary.covariance import Covariance, Full, Tracked
@@ -238,8 +238,8 @@ def trials(net: nn.Sequential, corrected: nn.Sequential, fit: Part) -> Iterator[
     for width in (24, 48, 96):
         layer = WIDTHS.index(width)
         cost = variances + of_sweep(layer) + of_recursion(layer)
-        moments = of(covary.with_covariance(corrected, "tracked", exact_width=width))
-        yield Trial(f"exact_width={width}", cost, moments)
+        moments = of(covary.with_covariance(corrected, f"tracked:{width}"))
+        yield Trial(f"tracked:{width}", cost, moments)
     for rank in (4, 8, 16):
         cost = base + 2 * rank * sum(WEIGHTS[2:OUTPUT]) + 3 * rank**2 * sum(WIDTHS[2:OUTPUT])
         name = f"rank {rank} and a diagonal, no corrections"
@@ -274,7 +274,7 @@ def measure(activation: str) -> dict[str, Any]:
     full = covary.with_covariance(net, "full")
     fit, *parts = (Part(x, layers_of(full, x)) for x in (fitted[:FIT_SAMPLES], test, foreign))
     rows = []
-    for trial in trials(covary.with_covariance(net, "tracked", exact_width=0), corrected, fit):
+    for trial in trials(covary.with_covariance(net, "tracked:0"), corrected, fit):
         cost = trial.multiplications
         row: dict[str, Any] = {"scheme": trial.scheme, "passes": cost and cost / sum(WEIGHTS)}
         for name, part in zip(("test", "notmnist"), parts, strict=True):
@@ -290,9 +290,8 @@ def main() -> None:
         warnings.simplefilter("ignore", TrackingWarning)  # it is being found out how poor they are
         networks = {name: measure(name) for name in parity.ACTIVATIONS}
     measured = {"fit samples": FIT_SAMPLES, "samples": SAMPLES, "networks": networks}
-    path = results.save("tracking_trials", "python -m benchmarks.tracking_trials", SEED, measured)
-    print(f"\n{tables.tracking_trials()}\n\nsaved {path.relative_to(results.ROOT)}")
-    tables.main()
+    command = "python -m benchmarks.tracking_trials"
+    tables.publish("tracking_trials", command, SEED, measured, shown=[tables.tracking_trials])
 
 
 if __name__ == "__main__":

@@ -35,11 +35,10 @@ from torch import Tensor, nn
 import covary
 from benchmarks import results
 from covary import data
-from covary.estimators.folds import cross_validation
-from covary.estimators.standardized import Standardized
+from covary.estimators.data import Standardized, cross_validation
 from covary.moments import Moments
-from covary.replicas import ReplicaLoss
 from covary.training import RegressionLoss, TrainingConfig, fit
+from covary.training.replicas import ReplicaLoss
 from covary.uncertainty.calibration import combined, fit_variance
 from covary.uncertainty.fidelity import gathered
 from covary.uncertainty.metrics import interval_coverage

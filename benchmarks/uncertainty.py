@@ -22,7 +22,7 @@ from rich.console import Console
 from benchmarks import results, tables
 from covary.compare import compare
 from covary.runs import DataConfig, Run, evaluate, train
-from covary.runs.attack import DEFENDED, TRAINED, attack_run
+from covary.runs.attack import DEFENDED, TRAINED, AttackConfig, attack_run
 from covary.runs.samples import load_data
 from covary.runs.training import resolve
 from covary.training import terminal_or_lines
@@ -126,7 +126,7 @@ def attacked(run: Run, name: str, **settings: Any) -> dict[str, Any]:
     path = FOLDER / f"{run.path.name}-{name.replace(' ', '-')}.json"
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if found.get("weights") != run.weights:
-        found = attack_run(run, **settings).to_json()
+        found = attack_run(run, AttackConfig(**settings)).to_json()
         path.write_text(json.dumps(found), encoding="utf-8")
     kept = ("samples", "epsilons", "epsilon_unit", "pgd", "square", "networks", "rows", "verdict")
     return {key: found[key] for key in kept}

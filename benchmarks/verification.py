@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks import results, tables
+from benchmarks import tables
 from benchmarks.uncertainty import FOLDER, trained
 from covary.runs import Run, verify
 
@@ -32,9 +32,7 @@ def main() -> None:
         result = verify(run).to_json()
         found[name] = {key: result[key] for key in KEPT}
         print(name, *result["notes"], sep="\n", flush=True)
-    path = results.save("verification", "python -m benchmarks.verification", 0, found)
-    print(f"saved {path.relative_to(results.ROOT)}")
-    tables.main()
+    tables.publish("verification", "python -m benchmarks.verification", 0, found)
 
 
 if __name__ == "__main__":

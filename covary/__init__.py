@@ -13,8 +13,8 @@ from covary.settings import check_values, supervise_covariance
 from covary.varying import ConversionError
 
 if _TYPE_CHECKING:
+    from covary.stochastic.verification import verify
     from covary.tracking import track
-    from covary.verification import verify
 
 __version__ = "0.1.0"
 
@@ -39,16 +39,13 @@ __all__ = [
 ]
 
 # Imported when they are first used: `import covary` takes hardly longer than `import torch`.
-_FUNCTIONS = {"track": "covary.tracking", "verify": "covary.verification"}
+_FUNCTIONS = {"track": "covary.tracking", "verify": "covary.stochastic.verification"}
 _ROOMS = {"attacks", "data", "stochastic", "testing", "training", "uncertainty"}
 
 
 def __getattr__(name: str) -> _Any:
-    if name in _FUNCTIONS:
-        value = getattr(_import_module(_FUNCTIONS[name]), name)
-    elif name in _ROOMS:
-        value = _import_module(f"covary.{name}")
-    else:
+    if name in _ROOMS:
+        return _import_module(f"covary.{name}")  # which makes it an attribute, too
+    if name not in _FUNCTIONS:
         raise AttributeError(f"module 'covary' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+    return getattr(_import_module(_FUNCTIONS[name]), name)

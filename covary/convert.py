@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from covary.covariance.swept import Swept
+from covary.covariance.sweep import Swept
 from covary.inputs import Inputs, batch_of, device_of, repeated, some
 from covary.linalg import is_finite
-from covary.measurements import Measurements, described
-from covary.measuring import Spread
+from covary.measuring import Measurements, Spread, by_name, described
 from covary.models import evaluating, left_alone, twin_of
 from covary.moments import Moments
 from covary.nn import Lift
@@ -35,6 +34,7 @@ from covary.varying import (
 )
 
 VARIANCES = ("auto", "averaged", "propagated")
+REAL = (torch.float32, torch.float64)
 # In training, each step measures variances on so many of its samples, by so many draws of each.
 _STEP_SAMPLES, _STEP_DRAWS, _STEP_MOMENTUM = 8, 4, 0.1
 # A network that was never tracked measures them on the batch itself, by so many draws in all.
@@ -87,7 +87,7 @@ def convert(
     """
     _check_model(model)
     _check_options(model, start, batch_dim, variances)
-    return Converted(model, noise, start=start, batch_dim=batch_dim, variances=variances)
+    return Converted(model, noise, start, batch_dim, variances)
 
 
 class Converted(nn.Module):
@@ -95,13 +95,16 @@ class Converted(nn.Module):
 
     ``print(net)`` shows a line for each call that matters: the module's path, the function, how it
     is treated, and, once tracked, its share of the output's variance.
+
+    Attributes:
+        calls: the calls of the last forward pass on values that vary, in order.
+        sites: what was measured.
     """
 
     def __init__(
         self,
         model: nn.Module,
         noise: NoiseOption,
-        *,
         start: str | None,
         batch_dim: int,
         variances: str,
@@ -111,10 +114,11 @@ class Converted(nn.Module):
         self.variances = variances
         self.start = start
         self.batch_dim = batch_dim
+        self._place: dict[str, Any] = {"start": start, "batch_dim": batch_dim}
         self.model = twin_of(model)
         self.sites = Measurements()
         self.sites.set_propagates(variances == "propagated")
-        self._calls: tuple[Call, ...] = ()
+        self.calls: tuple[Call, ...] = ()
         for path, module in list(self.model.named_modules()):
             module.__dict__["forward"] = Located(module, path)
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
@@ -127,19 +131,19 @@ class Converted(nn.Module):
         # leave this alone if it is there; importing it would take longer than importing torch.
         compiler = sys.modules.get("torch._dynamo")
         run = self._forward if compiler is None else compiler.disable(self._forward)
-        return run(*inputs, **named)
+        return run((inputs, named))
 
-    def _forward(self, *inputs: Any, **named: Any) -> Any:
-        self._check_inputs((inputs, named))
-        known = self._measured((inputs, named))
+    def _forward(self, inputs: Inputs) -> Any:
+        self._check_inputs(inputs)
+        known = self._measured(inputs)
         try:
-            return self._moments(known, (inputs, named))
+            return self._moments(known, inputs)
         except (RuntimeError, ValueError, IndexError) as error:
-            if self.training or batch_of((inputs, named), self.batch_dim) != 1:
+            if self.training or batch_of(inputs, self.batch_dim) != 1:
                 raise
             # Of one sample nobody can tell which dimension of size 1 is the batch, nor whether the
             # model dropped it (squeeze): of two equal ones it is seen.
-            twice = repeated((inputs, named), 2, self.batch_dim)
+            twice = repeated(inputs, 2, self.batch_dim)
             try:
                 return self._moments(known, twice, only_first=True)
             except (RuntimeError, ValueError, IndexError):
@@ -149,39 +153,28 @@ class Converted(nn.Module):
         self, known: Mapping[str, Tensor], inputs: Inputs, *, only_first: bool = False
     ) -> Any:
         """Moments in place of tensors; of all samples, or of the first alone."""
-        run = self.moment_pass(known)
+        run = self._moment_pass(known)
         outputs = self._run(run, inputs)
-        if isinstance(outputs, Varying):
-            found = _outcome(run, outputs, only_first)
-        else:
-            found = pytree.tree_map(lambda value: _outcome(run, value, only_first), outputs)
-        self._calls = tuple(run.calls)
+        found = pytree.tree_map(lambda value: _outcome(run, value, only_first), outputs)
+        self.calls = tuple(run.calls)
         # Values know their pass: if it knew the tape, where they are, nothing would be freed
         # before Python looks for cycles.
         run.tape = None
         return found
 
-    def moment_pass(
+    def _moment_pass(
         self, known: Mapping[str, Tensor] | None, levels: dict[str, Tensor] | None = None
     ) -> MomentPass:
-        """A ``MomentPass`` with these measurements."""
-        return MomentPass(
-            self.noise,
-            known,
-            propagates=self.sites.propagates,
-            levels=levels,
-            start=self.start,
-            batch_dim=self.batch_dim,
-        )
+        propagates = self.sites.propagates
+        return MomentPass(self.noise, known, propagates=propagates, levels=levels, **self._place)
 
     def draw(self, *inputs: Any, generator: torch.Generator, **named: Any) -> Any:
         """One draw of the model with noise, as tensors in place of Moments; no gradients.
 
         The batch is in the dimension that the model gives it; see ``batch_axes``.
         """
-        run = DrawPass(self.noise, generator, start=self.start, batch_dim=self.batch_dim)
         with torch.no_grad(), left_alone(self.model):
-            return plain(self._run(run, (inputs, named)))
+            return plain(self._run(DrawPass(self.noise, generator, **self._place), (inputs, named)))
 
     @torch.no_grad()
     def batch_axes(self, inputs: Inputs) -> Any:
@@ -189,16 +182,12 @@ class Converted(nn.Module):
 
         Moments have it in front, draws do not.
         """
-        one = some(inputs, slice(0, 1), self.batch_dim)
-        run = self.moment_pass(None)
+        two = repeated(some(inputs, slice(0, 1), self.batch_dim), 2, self.batch_dim)
         with evaluating(self.model), left_alone(self.model):
-            outputs = self._run(run, repeated(one, 2, self.batch_dim))
-
-        def axis(value: Any) -> Any:
-            varies = isinstance(value, Varying) and value.node >= 0
-            return _batch_axis(value, 2) if varies else None
-
-        return pytree.tree_map(axis, outputs)
+            outputs = self._run(self._moment_pass(None), two)
+        return pytree.tree_map(
+            lambda each: _batch_axis(each, 2) if _varies(each) else None, outputs
+        )
 
     def _run(self, run: Pass, inputs: Inputs) -> Any:
         """What the model gives in this pass: Varying values in place of tensors that vary."""
@@ -218,8 +207,8 @@ class Converted(nn.Module):
             raise type(error)(f"{error} {advice}") from error
         finally:
             running.reset(before)
-        leaves = [outputs] if isinstance(outputs, Varying) else pytree.tree_leaves(outputs)
-        if not any(isinstance(value, Varying) and value.node >= 0 for value in leaves):
+        leaves = pytree.tree_leaves(outputs)
+        if not any(map(_varies, leaves)):
             place = "its inputs" if self.start is None else f"module {self.start!r}"
             kinds = dict.fromkeys(type(value).__name__ for value in leaves)
             raise ValueError(
@@ -234,12 +223,14 @@ class Converted(nn.Module):
     def _advice(self, message: str, inputs: Inputs) -> str:
         """What may be wrong with the inputs of a model that failed with this message, or ''."""
         given = [value for value in pytree.tree_leaves(inputs) if isinstance(value, Tensor)]
-        real = {value.dtype for value in given if value.is_floating_point()}
-        own = {value.dtype for value in self.model.parameters() if value.is_floating_point()}
+        real, own = (
+            {str(v.dtype).removeprefix("torch.") for v in tensors if v.is_floating_point()}
+            for tensors in (given, self.model.parameters())
+        )
         if "type" in message and real and own and real != own:
             return (
-                f"The inputs are {_listed(real)} and the parameters {_listed(own)}: convert the "
-                "inputs, x.float() or x.double()."
+                f"The inputs are {', '.join(sorted(real))} and the parameters "
+                f"{', '.join(sorted(own))}: convert the inputs, x.float() or x.double()."
             )
         if given and all(value.dim() <= 1 for value in given):
             return (
@@ -309,53 +300,48 @@ class Converted(nn.Module):
             return {}
         generator = torch.Generator(device_of(self.model)).manual_seed(seed)
         with evaluating(self.model), left_alone(self.model):
-            look = self.moment_pass(None)
+            look = self._moment_pass(None)
             outputs = self._run(look, inputs)
             if checks:
-                _check_equal(outputs, self._run(self.moment_pass(None), inputs))
+                _check_equal(outputs, self._run(self._moment_pass(None), inputs))
             spreads = {name: Spread(axes) for name, axes in look.axes.items()}
+
+            def observe(name: str, values: Sequence[Tensor]) -> None:
+                spreads[name].add(values)
+
             for _ in range(draws if spreads or watch is not None else 0):
-                run = DrawPass(
-                    self.noise,
-                    generator,
-                    observe=lambda name, values: spreads[name].add(values),
-                    start=self.start,
-                    batch_dim=self.batch_dim,
-                )
-                drawn = self._run(run, inputs)
+                run = DrawPass(self.noise, generator, observe=observe, **self._place)
+                drawn = plain(self._run(run, inputs))
                 if watch is not None:
-                    watch(plain(drawn))
-            return {
-                name + suffix: value
-                for name, spread in spreads.items()
-                for suffix, value in spread.measured().items()
-            }
+                    watch(drawn)
+        return {
+            name + suffix: value
+            for name, spread in spreads.items()
+            for suffix, value in spread.measured().items()
+        }
 
     @torch.no_grad()
     def levels(self, inputs: Inputs, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Averages over these inputs of the variances that are estimated for each sample."""
         found: dict[str, Tensor] = {}
         with evaluating(self.model), left_alone(self.model):
-            self._run(self.moment_pass(known, levels=found), inputs)
+            self._run(self._moment_pass(known, levels=found), inputs)
         return found
 
-    def _check_inputs(self, inputs: Any) -> None:
-        args, named = inputs
-        given = list(args)
-        if named or not all(isinstance(value, Tensor | Moments) for value in args):
-            given = pytree.tree_leaves(inputs, is_leaf=lambda each: isinstance(each, Moments))
-        if not any(isinstance(value, Tensor | Moments) for value in given):
+    def _check_inputs(self, inputs: Inputs) -> None:
+        given = pytree.tree_leaves(inputs, is_leaf=lambda each: isinstance(each, Moments))
+        if any(isinstance(value, Moments) for value in given):
+            raise TypeError("A converted network takes plain tensors and got Moments.")
+        if not any(isinstance(value, Tensor) for value in given):
             kinds = ", ".join(dict.fromkeys(type(value).__name__ for value in given)) or "nothing"
             raise TypeError(
                 f"A converted network takes tensors (B, ...) and got {kinds}. Make one of an array "
                 "or a list: torch.as_tensor(x, dtype=torch.float32)."
             )
         for value in given:
-            if isinstance(value, Moments):
-                raise TypeError("A converted network takes plain tensors and got Moments.")
             if not isinstance(value, Tensor) or not value.is_floating_point():
                 continue
-            if self.start is None and value.dtype not in (torch.float32, torch.float64):
+            if self.start is None and value.dtype not in REAL:
                 raise TypeError(
                     f"A converted network needs float32 or float64 inputs, got {value.dtype}. "
                     "Convert them first: x.float()."
@@ -368,20 +354,16 @@ class Converted(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        for path, sigma in self.noise.sigmas.items():
-            key = f"{prefix}noise/{path.replace('.', '/')}"
-            destination[key] = torch.tensor(sigma, dtype=torch.float64)
+        settings = {f"noise/{path}": sigma for path, sigma in self.noise.sigmas.items()}
         if self.start is not None:
-            key = f"{prefix}start/{self.start.replace('.', '/')}"
-            destination[key] = torch.tensor(True)
+            settings[f"start/{self.start}"] = 1.0
+        for name, value in settings.items():
+            destination[prefix + name.replace(".", "/")] = torch.tensor(value, dtype=torch.float64)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        start = f"{prefix}noise/"
-        saved = {
-            key.removeprefix(start).replace("/", "."): float(value)
-            for key, value in state_dict.items()
-            if key.startswith(start)
-        }
+        settings = f"{prefix}noise/", f"{prefix}start/"
+        noise, start = (by_name(state_dict, each) for each in settings)
+        saved = {path: float(sigma) for path, sigma in noise.items()}
         if saved and saved != self.noise.sigmas:
             # What was measured belongs to this noise, as do the error bars that people saw.
             own, self.noise = self.noise, NoisePlan.of(saved)
@@ -391,18 +373,13 @@ class Converted(nn.Module):
                 UserWarning,
                 stacklevel=frames_to_caller(),
             )
-        begin = next((key for key in state_dict if key.startswith(f"{prefix}start/")), None)
-        place = None if begin is None else begin.removeprefix(f"{prefix}start/").replace("/", ".")
+        place = next(iter(start), None)
         if saved and place != self.start:
             raise ValueError(
                 f"These measurements are of a network with start={place!r}, and this one has "
                 f"start={self.start!r}. Convert the model with the same start, or track it again."
             )
-        others = {
-            key: value
-            for key, value in state_dict.items()
-            if not key.startswith(start) and key != begin
-        }
+        others = {key: value for key, value in state_dict.items() if not key.startswith(settings)}
         super()._load_from_state_dict(others, prefix, *rest)
 
     def __repr__(self) -> str:
@@ -410,14 +387,19 @@ class Converted(nn.Module):
         head = f"Converted({type(self.model).__name__}, noise={self.noise}{start})"
         return described(head, self.calls, self.sites.shares())
 
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        """The calls of the last forward pass on values that vary, in order."""
-        return self._calls
+
+def check_has_moments(net: nn.Module, function: str) -> None:
+    """Refuse a network that neither is converted nor has a Lift, on behalf of a function."""
+    if not any(isinstance(module, Converted | Lift) for module in net.modules()):
+        raise ValueError(
+            f"{function} takes a network that covary.convert made, or one of covary.nn layers with "
+            f"a Lift, and this {type(net).__name__} has no moments yet. Convert it first: "
+            "net = covary.convert(model.eval(), noise=0.05)."
+        )
 
 
-def _listed(kinds: set[torch.dtype]) -> str:
-    return ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+def _varies(value: Any) -> bool:
+    return isinstance(value, Varying) and value.node >= 0
 
 
 def _outcome(run: MomentPass, value: Any, only_first: bool) -> Any:
@@ -431,11 +413,7 @@ def _outcome(run: MomentPass, value: Any, only_first: bool) -> Any:
     assert run.tape is not None
     axis = _batch_axis(value, run.tape.batch)
     if axis:
-        token = running.set(run)
-        try:
-            value = value.movedim(axis, 0)
-        finally:
-            running.reset(token)
+        value = value.movedim(axis, 0)
     moments = Moments(value.numbers, Swept(run.tape, value.node, value.numbers))
     return moments[:1] if only_first else moments
 
@@ -466,20 +444,19 @@ def _check_equal(outputs: Any, again: Any) -> None:
 
 
 def _check_options(model: nn.Module, start: object, batch_dim: object, variances: object) -> None:
-    paths = dict(model.named_modules())
+    paths = list(dict(model.named_modules()))
     if start is not None and not isinstance(start, str):
         raise TypeError(
-            f"start is the path of a module, such as {list(paths)[-1]!r}, got a "
-            f"{type(start).__name__}."
+            f"start is the path of a module, such as {paths[-1]!r}, got a {type(start).__name__}."
         )
+    if start is not None and start not in paths:
+        near = ", ".join(map(repr, paths[1:9]))
+        raise ValueError(f"start names {start!r}, and this model has no such module: {near} ...")
     if isinstance(batch_dim, bool) or not isinstance(batch_dim, int) or batch_dim < 0:
         raise ValueError(
             "batch_dim is the number of the dimension that is the batch, counted from 0, got "
             f"{batch_dim!r}."
         )
-    if start is not None and start not in paths:
-        near = ", ".join(repr(path) for path in list(paths)[1:9])
-        raise ValueError(f"start names {start!r}, and this model has no such module: {near} ...")
     if variances not in VARIANCES:
         raise ValueError(f"variances are one of {', '.join(VARIANCES)}, got {variances!r}.")
 
@@ -510,9 +487,7 @@ def _check_model(model: nn.Module) -> None:
             "Move it to one: model.to(device)."
         )
     for path, value in [*model.named_parameters(), *model.named_buffers()]:
-        if not value.is_floating_point():
-            continue
-        if value.dtype not in (torch.float32, torch.float64):
+        if value.is_floating_point() and value.dtype not in REAL:
             raise TypeError(
                 f"{path} is {value.dtype}, which has neither the range nor the digits for "
                 "variances. Convert the model in single precision: covary.convert(model.float())."

@@ -1,8 +1,4 @@
-"""Files that are written whole or not at all, and read with errors that name them.
-
-Every file that covary keeps goes through here: text, JSON, arrays (npz) and tensors (safetensors).
-Nothing is pickled.
-"""
+"""Files written whole or not at all, and read with errors that name them; nothing is pickled."""
 
 from __future__ import annotations
 
@@ -37,10 +33,9 @@ def write_atomically(path: Path, content: bytes) -> None:
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
-        # The new name has to reach the disk too.
         folder = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)
+            os.fsync(folder)  # the new name has to reach the disk too
         finally:
             os.close(folder)
     except OSError as error:
@@ -88,12 +83,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path, remedy: str = "") -> dict[str, Any]:
-    """The object that a file of JSON holds; NaN and infinity, which JSON does not have, as None.
-
-    Args:
-        path: the file.
-        remedy: a sentence that ends an error.
-    """
+    """The object that a file of JSON holds, NaN and infinity as None; ``remedy`` ends an error."""
     try:
         content = json.loads(read_text(path))
     except (json.JSONDecodeError, RecursionError) as error:
@@ -101,8 +91,7 @@ def read_json(path: Path, remedy: str = "") -> dict[str, Any]:
     if not isinstance(content, dict):
         found = kind_of(content)
         raise FileError(f"{path} holds {found} where an object is expected. {remedy}".rstrip())
-    clean: dict[str, Any] = without_nan(content)
-    return clean
+    return {key: without_nan(value) for key, value in content.items()}
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -129,17 +118,17 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise FileError(f"{path} is not a readable safetensors file: {error}.") from error
 
 
-def check_is_file(path: Path) -> None:
+def check_is_file(path: Path, error: type[ValueError] = FileError) -> None:
     """Refuse what is no ordinary file: reading a named pipe would wait forever."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        raise FileError(f"{path} is not there.") from None
-    if stat.S_ISREG(mode):
-        return
-    names = {stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a named pipe"}
-    found = next((name for is_kind, name in names.items() if is_kind(mode)), "something else")
-    raise FileError(f"{path} is {found}, where a file is expected.")
+        raise error(f"{path} is not there.") from None
+    except OSError as failure:
+        raise error(f"{path} cannot be read: {failure.strerror}.") from failure
+    kinds = {stat.S_IFREG: "", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe"}
+    if found := kinds.get(stat.S_IFMT(mode), "a device or a socket"):
+        raise error(f"{path} is {found}, where a file is expected.")
 
 
 def kind_of(value: Any) -> str:

@@ -37,14 +37,6 @@ def repeated(inputs: Any, times: int, batch_dim: int) -> Any:
     return _each(inputs, lambda value: value.repeat_interleave(times, batch_dim), batch_dim)
 
 
-def leaves(outputs: Any) -> dict[str, Any]:
-    """Tensors or Moments of nested outputs by the path to them."""
-    found, _ = pytree.tree_flatten_with_path(
-        outputs, is_leaf=lambda value: isinstance(value, Moments)
-    )
-    return {pytree.keystr(path) or "output": value for path, value in found}
-
-
 def _each(inputs: Any, change: Callable[[Tensor], Tensor], batch_dim: int) -> Any:
     """The same with every tensor changed that has a batch dimension."""
 
@@ -53,6 +45,14 @@ def _each(inputs: Any, change: Callable[[Tensor], Tensor], batch_dim: int) -> An
         return change(value) if has_batch else value
 
     return pytree.tree_map(one, inputs)
+
+
+def leaves(outputs: Any) -> dict[str, Any]:
+    """Tensors or Moments of nested outputs by the path to them."""
+    found, _ = pytree.tree_flatten_with_path(
+        outputs, is_leaf=lambda value: isinstance(value, Moments)
+    )
+    return {pytree.keystr(path) or "output": value for path, value in found}
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -67,34 +67,23 @@ def arguments(model: nn.Module, batch: Any, *, has_labels: bool) -> Inputs:
     by name; any other dict is the one input. A tuple gives positional arguments: all of it, or,
     where labels may follow (batches of a loader), as many as ``forward`` requires.
     """
+    # Of a forward that was replaced on the instance, its own.
+    own = getattr(vars(model).get("forward"), "replaced", None)
+    parameters = list(inspect.signature(own or type(model).forward).parameters.values())
+    parameters = parameters if own else parameters[1:]
     args: tuple[Any, ...] = (batch,)
     named: dict[str, Any] = {}
     if isinstance(batch, tuple | list):
-        args = tuple(batch)
-        if has_labels:
-            needed = sum(
-                each.default is each.empty
-                and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-                for each in _parameters(model)
-            )
-            args = args[: max(1, needed)]
-    elif isinstance(batch, Mapping) and set(batch) <= {each.name for each in _parameters(model)}:
+        by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        needed = sum(p.default is p.empty and p.kind in by_place for p in parameters)
+        args = tuple(batch)[: max(1, needed) if has_labels else None]
+    elif isinstance(batch, Mapping) and set(batch) <= {each.name for each in parameters}:
         args, named = (), dict(batch)
     device = device_of(model)
-    moved: Inputs = pytree.tree_map(
-        lambda value: value.to(device) if isinstance(value, Tensor) else value, (args, named)
-    )
+    moved: Inputs = pytree.tree_map_only(Tensor, lambda value: value.to(device), (args, named))
     if not any(isinstance(value, Tensor) for value in pytree.tree_leaves(moved)):
         raise TypeError(
             "A batch is a tensor, a tuple of inputs, or a dict of them; got "
             f"{type(batch).__name__} without a tensor."
         )
     return moved
-
-
-def _parameters(model: nn.Module) -> list[inspect.Parameter]:
-    """The parameters of a model's forward; of one that was replaced on the instance, its own."""
-    own = getattr(vars(model).get("forward"), "replaced", None)
-    if own is not None:
-        return list(inspect.signature(own).parameters.values())
-    return list(inspect.signature(type(model).forward).parameters.values())[1:]

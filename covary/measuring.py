@@ -1,11 +1,15 @@
-"""Variances at the calls of a model, measured by a few draws of its noise."""
+"""Variances at the calls of a model, measured by a few draws of its noise, and kept as buffers."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from covary.passes import Call
 
 
 class Spread:
@@ -26,19 +30,16 @@ class Spread:
 
     def add(self, values: Sequence[Tensor]) -> None:
         """Take in a draw: what goes into an activation, or both factors of a product."""
-        self._count += 1
-        if not self._first:
+        if not self._count:
             # Copies: what is drawn goes on in the same memory where functions are in-place.
             self._first = [value.clone() for value in values]
             self._sums = [torch.zeros_like(value) for value in values]
-            return
+        self._count += 1
         apart = [value - first for value, first in zip(values, self._first, strict=True)]
         for total, more in zip(self._sums, apart, strict=True):
             total += more
         for suffix, i, j in _pairs(len(values)):
-            product = apart[i] * apart[j]
-            known = self._products.get(suffix)
-            self._products[suffix] = product if known is None else known + product
+            self._products[suffix] = self._products.get(suffix, 0.0) + apart[i] * apart[j]
 
     def measured(self) -> dict[str, Tensor]:
         """By suffix of the call's name, of size 1 along the batch."""
@@ -61,25 +62,115 @@ class Average:
 
     def __init__(self) -> None:
         self._total: dict[str, Tensor] = {}
-        self._weight: dict[str, int] = {}
+        self._weight: Counter[str] = Counter()
 
     def add(self, measured: Mapping[str, Tensor], samples: int) -> None:
-        """Take in what was measured on so many samples."""
+        """Take in what was measured on so many samples.
+
+        Dimensions in which sizes differ (images of several sizes) are averaged over.
+        """
         for name, value in measured.items():
-            known = self._total.get(name)
-            if known is not None and known.shape != value.shape:
-                known, value = alike(known, value)
-            self._total[name] = value * samples if known is None else known + value * samples
-            self._weight[name] = self._weight.get(name, 0) + samples
+            known = self._total.get(name, torch.zeros_like(value))
+            for axis in range(value.dim()):
+                if known.shape[axis] != value.shape[axis]:
+                    known, value = known.mean(axis, keepdim=True), value.mean(axis, keepdim=True)
+            self._total[name] = known + value * samples
+            self._weight[name] += samples
 
     def value(self) -> dict[str, Tensor]:
         """The averages by name."""
         return {name: total / self._weight[name] for name, total in self._total.items()}
 
 
-def alike(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Both averaged over the dimensions in which their sizes differ (images of several sizes)."""
-    for axis in range(one.dim()):
-        if one.shape[axis] != other.shape[axis]:
-            one, other = one.mean(axis, keepdim=True), other.mean(axis, keepdim=True)
-    return one, other
+class Measurements(nn.Module):
+    """What was measured at the calls of a converted network, as buffers saved with its weights."""
+
+    def known(self) -> dict[str, Tensor]:
+        """Variances and covariances by the name of the call."""
+        return by_name(self._buffers, "measured/")
+
+    def shares(self) -> dict[str, float]:
+        """The part that each source had in the variance of the output, on average."""
+        return {name: float(share) for name, share in by_name(self._buffers, "share/").items()}
+
+    @property
+    def is_tracked(self) -> bool:
+        """Whether ``covary.track`` has run, even if there was nothing to measure."""
+        return any(name == "tracked" or name.startswith("measured/") for name in self._buffers)
+
+    @property
+    def propagates(self) -> bool:
+        """Whether variances are estimated for each sample, or the same for all."""
+        return "propagates" in self._buffers
+
+    def set_propagates(self, wanted: bool) -> None:
+        """Choose whether variances are estimated for each sample from now on."""
+        self._buffers.pop("propagates", None)
+        if wanted:
+            self._buffers["propagates"] = torch.tensor(True)
+
+    def replace(
+        self, measured: Mapping[str, Tensor], shares: Mapping[str, float] | None = None
+    ) -> None:
+        """Forget what was measured before, and keep this; with the part of each source."""
+        for name in [name for name in self._buffers if name != "propagates"]:
+            del self._buffers[name]
+        self._set("measured/", measured)
+        self._set("share/", {name: torch.tensor(share) for name, share in (shares or {}).items()})
+        self._buffers["tracked"] = torch.tensor(True)
+
+    def blend(self, measured: Mapping[str, Tensor], momentum: float) -> None:
+        """Move what is known towards what was measured now, by this fraction."""
+        known = self.known()
+        moved = {
+            name: torch.lerp(known[name], value, momentum)
+            for name, value in measured.items()
+            if name in known and known[name].shape == value.shape
+        }
+        self._set("measured/", {**measured, **moved})
+
+    def _set(self, prefix: str, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            self._buffers[prefix + name.replace(".", "/")] = value.detach()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        # What was measured belongs to the weights: all of it is replaced by what comes with them.
+        weights = prefix.removesuffix("sites.") + "model."
+        if not any(key.startswith((prefix, weights)) for key in state_dict):
+            return  # of something else
+        self._buffers.clear()
+        for key, value in state_dict.items():
+            if key.startswith(prefix):
+                self._buffers[key.removeprefix(prefix)] = torch.empty_like(value)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def by_name(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """What stands behind a prefix in a state: in the names of buffers, dots are slashes."""
+    return {
+        name.removeprefix(prefix).replace("/", "."): value
+        for name, value in state.items()
+        if name.startswith(prefix)
+    }
+
+
+def described(head: str, calls: Sequence[Call], shares: Mapping[str, float]) -> str:
+    """The table that ``print(net)`` shows."""
+    if not calls:
+        return f"{head}\n  (run or track it to see how each call is treated)"
+    rows: Counter[tuple[str, str, str, str]] = Counter()
+    exact: Counter[str] = Counter()
+    for name, kind in calls:
+        path, _, function = name.rpartition(":")
+        if kind == "exact":
+            exact[function] += 1
+        else:
+            share = f"{100 * shares[name]:.1f}%" if name in shares else ""
+            rows[path or "(model)", function, kind, share] += 1
+    table = [("module", "function", "how it is treated", "share of variance")]
+    for (path, function, kind, share), count in rows.items():
+        table.append((path, function if count == 1 else f"{function} (x{count})", kind, share))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+    counts = ", ".join(f"{count} {each}" for each, count in exact.items())
+    return "\n".join([head, *lines, f"  exact: {counts or 'nothing'}"])

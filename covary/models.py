@@ -1,24 +1,29 @@
-"""Builders of whole networks; twins of a network: another covariance, other noise, or plain."""
+"""Builders of networks; twins of a network: with another covariance, other noise, or plain."""
 
 from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, pairwise
-from typing import TypeVar, overload
+from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from covary import activations
 from covary.activations import LIF, MomentActivation
-from covary.covariance import Kind, check_kind
+from covary.covariance import Kind, check_kind, class_name
 from covary.nn import Activation, BatchNorm1d, Dropout, Lift, Linear, Noise, Noisy
-from covary.nn.checks import check_exact_width, check_noise
 from covary.nn.layers import Function
-from covary.nn.protocol import MomentLayer, activation_of, chain_of, plain_of
+from covary.nn.protocol import (
+    MomentLayer,
+    activation_of,
+    chain_of,
+    check_noise,
+    plain_of,
+)
 
 Network = TypeVar("Network", bound=nn.Module)
 _USUAL_NOISE = 0.2
@@ -30,7 +35,6 @@ def mlp(
     activation: str | MomentActivation = "relu",
     noise: float | Sequence[float] | None = None,
     covariance: Kind = "full",
-    exact_width: int | None = None,
     batch_norm: bool = False,
     dropout: float = 0.0,
     bias: bool = True,
@@ -47,14 +51,12 @@ def mlp(
         noise: the standard deviation sigma added to the input and before each hidden activation;
             one for all, or ``len(widths) - 1`` of them. None is 0.2; for spiking neurons, whose
             noise is in mV per sqrt(ms), it is 0.2 on the input and ``LIF.irregular_noise`` on them.
-        covariance: ``"full"``, ``"tracked"``, ``"diagonal"`` or ``"shared"``; see
-            ``covary.nn.Lift``.
-        exact_width: for ``"tracked"``; see ``covary.nn.Lift``.
+        covariance: see ``covary.nn.Lift``.
+        poisson: see ``covary.nn.Lift``.
         batch_norm: normalise before each activation. Spiking neurons start with it in the range of
             inputs that they respond to (docs/theory.md, "Spiking neurons").
         dropout: probability of dropping a hidden unit in training.
         bias: whether linear layers have a bias.
-        poisson: whether inputs are rates of Poisson processes; see ``covary.nn.Lift``.
 
     Examples:
         >>> import covary, torch
@@ -67,33 +69,31 @@ def mlp(
     if len(widths) < 2 or any(width < 1 for width in widths):
         raise ValueError(f"mlp needs at least two widths of 1 or more, got {list(widths)}.")
     chosen = activations.get(activation)
+    count = len(widths) - 1
     if noise is None:
         hidden_noise = _USUAL_NOISE if chosen.neuron is None else chosen.neuron.irregular_noise
-        noise = [_USUAL_NOISE, *[hidden_noise] * (len(widths) - 2)]
+        noise = [_USUAL_NOISE, *[hidden_noise] * (count - 1)]
     if isinstance(noise, Sequence) and not isinstance(noise, str):
         noises = list(noise)
     else:
-        noises = [noise] * (len(widths) - 1)
-    if len(noises) != len(widths) - 1:
+        noises = [noise] * count
+    if len(noises) != count:
         raise ValueError(
-            f"mlp needs one noise for all layers or {len(widths) - 1} of them (the input's and "
-            f"each hidden layer's), got {len(noises)}."
+            f"mlp needs one noise for all layers or {count} of them (the input's and each hidden "
+            f"layer's), got {len(noises)}."
         )
-    layers: OrderedDict[str, nn.Module] = OrderedDict(
-        lift=Lift(noises[0], covariance, exact_width=exact_width, poisson=poisson)
-    )
-    for i in range(1, len(widths)):
+    layers: dict[str, nn.Module] = {"lift": Lift(noises[0], covariance, poisson=poisson)}
+    for i in range(1, count):
         layers[f"linear{i}"] = Linear(widths[i - 1], widths[i], bias=bias)
-        if i == len(widths) - 1:
-            break
         if batch_norm:
             layers[f"batch_norm{i}"] = BatchNorm1d(widths[i])
         layers[f"noise{i}"] = Noise(noises[i])
         layers[f"activation{i}"] = Activation(chosen)
         if dropout:
             layers[f"dropout{i}"] = Dropout(dropout)
-    net = nn.Sequential(layers)
-    if chosen.neuron is not None and len(widths) > 2:
+    layers[f"linear{count}"] = Linear(widths[-2], widths[-1], bias=bias)
+    net = nn.Sequential(OrderedDict(layers))
+    if chosen.neuron is not None and count > 1:
         _start_spiking(net, chosen.neuron)
     have_tracking_buffers(net)
     return net
@@ -102,14 +102,11 @@ def mlp(
 def _start_spiking(net: nn.Sequential, neuron: LIF) -> None:
     """Start spiking neurons where they respond, and scale the weights that read their rates.
 
-    Batch norm gives inputs of mean 0 and deviation 1, made for functions that bend at 0. A spiking
-    neuron fires without noise from ``v_th * leak`` on (1 mV/ms with the usual constants), and far
-    above saturates; on either side its gain, through which alone gradients pass, is next to
-    nothing. With noise it responds from below. So inputs are centred on half of that drive, and
-    spread by as much. The weights that read the neurons are divided by the rate at which they then
-    fire: rates are hundredths per ms, where other activations are about 1. For the same reason
-    running statistics, of batch norm behind neurons, start at what to expect of such rates: from 0
-    and 1 they would take a hundred steps to get there.
+    A neuron responds around ``v_th * leak``, and its gain is next to nothing far from it: batch
+    norm, which gives inputs of mean 0 and deviation 1, is centred on half of that drive, and spread
+    by as much. The weights that read the neurons are divided by the rate at which they then fire,
+    hundredths per ms, as other activations are about 1. Running statistics of batch norm behind
+    neurons start at what to expect of such rates: from 0 and 1 they would take a hundred steps.
     """
     drive = 0.5 * neuron.drive_at_threshold
     spread = abs(drive) or 1.0
@@ -141,15 +138,10 @@ def lenet(input_shape: Sequence[int]) -> nn.Sequential:
 
     After LeNet: two 5 x 5 convolutions (16 and 32 channels), each followed by ReLU and 2 x 2
     max-pooling. What comes out is flat, (B, 32 * (H // 4) * (W // 4)).
-
-    Examples:
-        >>> import torch
-        >>> lenet((1, 28, 28))(torch.zeros(2, 1, 28, 28)).shape
-        torch.Size([2, 1568])
     """
-    _check_images(input_shape, least=4)
+    channels = _channels(input_shape, least=4)
     return nn.Sequential(
-        nn.Conv2d(input_shape[0], 16, 5, padding=2),
+        nn.Conv2d(channels, 16, 5, padding=2),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Conv2d(16, 32, 5, padding=2),
@@ -165,17 +157,9 @@ def lenet5(input_shape: Sequence[int]) -> nn.Sequential:
     As in variance back-propagation (Haussmann, Hamprecht and Kandemir, UAI 2019): two 5 x 5
     convolutions with a stride of 2 in place of pooling, each followed by ReLU; 20 and 50 channels
     for grey images, 192 and 192 for those in colour. A hidden layer of 500 or 1000 units follows
-    there, which is to have moments here. What comes out is flat.
-
-    Examples:
-        >>> import torch
-        >>> lenet5((1, 28, 28))(torch.zeros(2, 1, 28, 28)).shape
-        torch.Size([2, 800])
-        >>> lenet5((3, 32, 32))(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 4800])
+    there, which is to have moments here. What comes out is flat: (B, 800) of (1, 28, 28).
     """
-    _check_images(input_shape, least=13)
-    channels = input_shape[0]
+    channels = _channels(input_shape, least=13)
     first, second = (20, 50) if channels == 1 else (192, 192)
     return nn.Sequential(
         nn.Conv2d(channels, first, 5, stride=2),
@@ -192,15 +176,9 @@ def vgg13(input_shape: Sequence[int]) -> nn.Sequential:
     3 x 3 convolutions, each followed by batch norm and ReLU: two each of 64, 128, 256, 512 and 512
     channels, with 2 x 2 max-pooling behind each pair. What comes out is flat,
     (B, 512 * (H // 32) * (W // 32)).
-
-    Examples:
-        >>> import torch
-        >>> vgg13((3, 32, 32)).eval()(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 512])
     """
-    _check_images(input_shape, least=32)
+    before = _channels(input_shape, least=32)
     layers: list[nn.Module] = [ChannelsLast()]
-    before = input_shape[0]
     for channels in (64, 128, 256, 512, 512):
         for _ in range(2):
             # Batch norm would take a bias away again.
@@ -211,12 +189,20 @@ def vgg13(input_shape: Sequence[int]) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Flatten())
 
 
+def _channels(shape: Sequence[int], *, least: int) -> int:
+    """The channels of images, which have to be large enough for a trunk."""
+    if len(shape) != 3 or min(shape[1:]) < least:
+        raise ValueError(
+            f"This trunk needs images of shape (channels, height, width), {least} x {least} pixels "
+            f"at least, got inputs of shape {tuple(shape)}."
+        )
+    return shape[0]
+
+
 class ChannelsLast(nn.Module):
     """The same images (B, C, H, W), the channels of a pixel side by side in memory.
 
-    Layers behind it keep that order, in which convolutions are faster. Weights stay as they are:
-    the fused optimizers take parameters and their own state in the order of the memory, and that
-    state comes back from a checkpoint in the usual one.
+    Layers behind it keep that order, in which convolutions are faster.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -238,29 +224,19 @@ class Frozen(nn.Sequential):
         return self
 
 
-def _check_images(shape: Sequence[int], *, least: int) -> None:
-    if len(shape) != 3 or min(shape[1:]) < least:
-        raise ValueError(
-            f"This trunk needs images of shape (channels, height, width), {least} x {least} pixels "
-            f"at least, got inputs of shape {tuple(shape)}."
-        )
-
-
-def with_covariance(net: Network, covariance: Kind, *, exact_width: int | None = None) -> Network:
+def with_covariance(net: Network, covariance: Kind) -> Network:
     """The same network with another kind of covariance; parameters and buffers are shared.
 
-    The paper trains with one covariance per mini-batch and evaluates with one per sample:
+    Whatever changes the parameters or buffers of one (training, loading, moving) changes both;
+    each has its own training or evaluation mode. ``covary.track`` measures the corrections that
+    ``"tracked"`` needs, of a network that has none.
 
     Examples:
         >>> import covary
-        >>> net = covary.mlp([4, 8, 3], covariance="shared")
-        >>> per_sample = covary.with_covariance(net, "full")
+        >>> net = covary.mlp([4, 8, 3], covariance="shared")  # as the paper trains
+        >>> per_sample = covary.with_covariance(net, "full")  # as it evaluates
         >>> per_sample.linear1.weight is net.linear1.weight
         True
-
-    Whatever changes the parameters or buffers of one (training, loading, moving) changes both;
-    each has its own training or evaluation mode. For ``"tracked"``, ``exact_width`` is that of
-    ``covary.nn.Lift``, and ``covary.track`` measures the corrections of a network that has none.
     """
     covariance = check_kind(covariance)
     _check_not_compiled(net, "with_covariance")
@@ -270,7 +246,6 @@ def with_covariance(net: Network, covariance: Kind, *, exact_width: int | None =
         raise ValueError("with_covariance needs a network with a covary.nn.Lift; this has none.")
     for lift in lifts:
         lift.covariance = covariance
-        lift.exact_width = check_exact_width(exact_width, covariance)
     have_tracking_buffers(twin)
     return twin
 
@@ -286,11 +261,8 @@ def with_noise(net: Network, noise: float | Sequence[float]) -> Network:
     Examples:
         >>> import covary
         >>> net = covary.mlp([4, 8, 6, 3], noise=0.2)
-        >>> quiet = covary.with_noise(net, [0.0, 0.0])
-        >>> [layer.noise for layer in (quiet.lift, quiet.noise1, quiet.noise2)]
+        >>> noise_of(covary.with_noise(net, [0.0, 0.0]))
         [0.0, 0.0, 0.2]
-        >>> noise_of(net)
-        [0.2, 0.2, 0.2]
     """
     twin = twin_of(net)
     layers = noisy_layers(twin)
@@ -318,12 +290,12 @@ def noisy_layers(net: nn.Module) -> list[Noisy]:
 
 
 def have_tracking_buffers(net: nn.Module) -> None:
-    """Give the layers of a network that tracks what they need for it.
-
-    Now, and not when they are first used: then copies, wrappers and optimizers may exist already.
-    """
+    """Give the layers of a network that tracks their buffers, before it is copied or wrapped."""
     modules = list(net.modules())
-    if any(isinstance(module, Lift) and module.covariance == "tracked" for module in modules):
+    if any(
+        isinstance(module, Lift) and class_name(module.covariance) == "tracked"
+        for module in modules
+    ):
         for module in modules:
             if isinstance(module, Linear):
                 module.begin_tracking()
@@ -333,24 +305,20 @@ def twin_of(module: Network, known: dict[nn.Module, nn.Module] | None = None) ->
     """A copy of the tree of modules that shares all tensors with the original."""
     known = {} if known is None else known
     if module not in known:
-        known[module] = twin = _shell(module)
-        twin.__dict__["_modules"] = {
-            name: None if child is None else twin_of(child, known)
-            for name, child in module._modules.items()
-        }
+        known[module] = _shell(module, lambda child: twin_of(child, known))
     return known[module]  # type: ignore[return-value]
 
 
-def _shell(module: Network) -> Network:
-    """A copy of a module alone: the same parameters, buffers and children."""
+def _shell(module: Network, replace: Callable[[nn.Module], nn.Module]) -> Network:
+    """A copy of a module with the same parameters and buffers, and other children."""
     # Not by copy.copy, which parametrised modules (weight norm) refuse.
     twin: Network = object.__new__(type(module))
-    twin.__dict__.update(vars(module))
-    # A shallow copy shares every dictionary. Right for parameters and buffers; but children may
-    # be others, and hooks are added to and removed from one network at a time.
     for name, value in vars(module).items():
-        if isinstance(value, dict) and name not in ("_parameters", "_buffers"):
-            twin.__dict__[name] = copy.copy(value)
+        # Hooks, for one, are added to and removed from one network at a time.
+        is_shared = name in ("_parameters", "_buffers") or not isinstance(value, dict)
+        twin.__dict__[name] = value if is_shared else copy.copy(value)
+    for name, child in module._modules.items():
+        twin._modules[name] = None if child is None else replace(child)
     return twin
 
 
@@ -358,18 +326,6 @@ def _check_not_compiled(net: nn.Module, function: str) -> None:
     if any(hasattr(module, "_orig_mod") for module in net.modules()):
         # Its twin would go on running what was compiled.
         raise ValueError(f"{function} needs a network before torch.compile, not after it.")
-
-
-@overload
-def plain(
-    net: nn.Sequential, *, dropout: float = ..., activation: str | MomentActivation | None = ...
-) -> nn.Sequential: ...
-
-
-@overload
-def plain(
-    net: nn.Module, *, dropout: float = ..., activation: str | MomentActivation | None = ...
-) -> nn.Module: ...
 
 
 def plain(
@@ -386,72 +342,50 @@ def plain(
             moments is replaced by its layers. Any other module with such layers inside keeps its
             ``forward``, which then runs on tensors; what has no conventional version is an
             ``nn.Identity`` there.
-        dropout: probability of ``nn.Dropout`` behind each activation; what the network itself has
-            for training does not count.
-        activation: in place of the network's own. The heaviside function needs one to be trained:
-            its slope is 0, and only noise gives its mean a gradient.
-
-    Examples:
-        >>> import covary
-        >>> plain(covary.mlp([4, 8, 3]), dropout=0.1)
-        Sequential(
-          (0): Linear(in_features=4, out_features=8, bias=True)
-          (1): Function(relu)
-          (2): Dropout(p=0.1, inplace=False)
-          (3): Linear(in_features=8, out_features=3, bias=True)
-        )
+        dropout: probability of ``nn.Dropout`` behind each activation; the network's own, for
+            training, does not count.
+        activation: in place of the network's own, such as the heaviside function, whose slope of 0
+            cannot be trained without noise.
     """
     if not 0 <= dropout < 1:
         raise ValueError(f"plain needs a dropout probability in [0, 1), got {dropout}.")
     _check_not_compiled(net, "plain")
     chosen = None if activation is None else activations.get(activation)
+
+    def layers_of(module: nn.Module) -> list[nn.Module]:
+        """What stands in place of a module: layers, one after the other."""
+        if isinstance(module, MomentLayer):
+            layer = None if isinstance(module, Dropout) else plain_of(module)
+            if layer is None:  # for covariances alone, or for another training
+                return []
+            if not isinstance(layer, Function):
+                return [layer]
+            applied = layer if chosen is None else Function(chosen)
+            return [applied, nn.Dropout(dropout)] if dropout else [applied]
+        if not any(isinstance(layer, MomentLayer) for layer in module.modules()):
+            return [module]
+        layers = chain_of(module)
+        if layers is None:
+            return [_shell(module, one)]
+        return [found for layer in layers for found in layers_of(layer)]
+
+    def one(module: nn.Module) -> nn.Module:
+        layers = layers_of(module)
+        if len(layers) == 1:
+            return layers[0]
+        return nn.Sequential(*layers) if layers else nn.Identity()
+
     layers = chain_of(net)
     if layers is None:
-        return _as_one(_plain_layers(net, dropout, chosen)).eval()
-    found = (_plain_layers(layer, dropout, chosen) for layer in layers)
-    return nn.Sequential(*chain.from_iterable(found)).eval()
+        return one(net).eval()
+    return nn.Sequential(*[found for layer in layers for found in layers_of(layer)]).eval()
 
 
 def has_slope(net: nn.Module) -> bool:
-    """Whether the conventional network can be trained: no activation is a step, or a neuron.
-
-    Without noise a neuron is silent below threshold, and of infinite slope just above it.
-    """
+    """Whether the conventional network can be trained: no activation is a step, or a neuron."""
     step = activations.get("heaviside")
     found = [activation_of(layer) for layer in net.modules()]
     return all(each is not step and each.neuron is None for each in found if each is not None)
-
-
-def _plain_layers(
-    module: nn.Module, dropout: float, activation: MomentActivation | None
-) -> list[nn.Module]:
-    """What stands in place of a module in a conventional network: layers, one after the other."""
-    if isinstance(module, MomentLayer):
-        layer = None if isinstance(module, Dropout) else plain_of(module)
-        if layer is None:  # for covariances alone, or for another training
-            return []
-        if not isinstance(layer, Function):
-            return [layer]
-        applied = layer if activation is None else Function(activation)
-        return [applied, nn.Dropout(dropout)] if dropout else [applied]
-    if not any(isinstance(layer, MomentLayer) for layer in module.modules()):
-        return [module]
-    layers = chain_of(module)
-    if layers is not None:
-        found = (_plain_layers(layer, dropout, activation) for layer in layers)
-        return list(chain.from_iterable(found))
-    twin = _shell(module)
-    twin.__dict__["_modules"] = {
-        name: None if child is None else _as_one(_plain_layers(child, dropout, activation))
-        for name, child in module._modules.items()
-    }
-    return [twin]
-
-
-def _as_one(layers: list[nn.Module]) -> nn.Module:
-    if not layers:
-        return nn.Identity()
-    return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
 
 
 @contextmanager

@@ -27,15 +27,13 @@ _REMEDY = (
 class Moments:
     """Mean and covariance of a layer's activity for a batch of B samples.
 
-    Named as in ``torch.distributions``; a Gaussian with these moments is ``distribution()``. The
-    units of a sample usually are n features, but may have any shape, the event shape: covariances
-    are those of the n units of the flattened event. What vmap stacks, as for replicas, stands in
-    front of the batch: as many dimensions as the variances of ``cov``, (*stack, 1 | B, n), have
-    there. The dimensions of the mean behind stack and batch are the event.
+    Named as in ``torch.distributions``; a Gaussian with these moments is ``distribution()``. The n
+    units of a sample may have any shape, the event shape; covariances are those of the flattened
+    event. What vmap stacks, as for replicas, stands in front of the batch, in the mean and in the
+    variances of ``cov``, (*stack, 1 | B, n).
 
     Indexing selects samples and always keeps the batch dimension: ``out[3]`` is a batch of one,
-    ``out[2:5]`` and ``out[mask]`` batches of several; ``len(out)`` is B, and a loop goes through
-    batches of one.
+    ``out[2:5]`` and ``out[mask]`` batches of several; a loop goes through batches of one.
 
     Attributes:
         mean: (B, *event), usually (B, n): the mean of each unit.
@@ -52,8 +50,6 @@ class Moments:
         >>> lead = out.project(torch.tensor([[1.0, -1.0, 0.0]]))  # the first output over the second
         >>> lead.mean.shape, lead.stddev.shape
         (torch.Size([2, 1]), torch.Size([2, 1]))
-        >>> out[0].mean.shape
-        torch.Size([1, 3])
     """
 
     mean: Tensor
@@ -65,6 +61,44 @@ class Moments:
                 "Moments need a covary.covariance.Covariance and got a Tensor. Wrap a (B, n, n) "
                 "matrix: covary.covariance.Full(matrix)."
             )
+
+    @classmethod
+    def of(
+        cls,
+        values: Tensor | np.ndarray,
+        *,
+        std: Tensor | np.ndarray | float | None = None,
+        cov: Tensor | np.ndarray | None = None,
+        repair: bool = False,
+    ) -> Moments:
+        """Measured values and their errors, to be put into a network.
+
+        Args:
+            values: (B, *event) what was measured.
+            std: standard deviations of independent errors: one for all, or any shape that
+                broadcasts to that of the values, such as (n,) for each feature.
+            cov: (n, n) or (B, n, n) covariance of the errors of a sample's n units, in place of
+                ``std``.
+            repair: take the nearest positive semidefinite matrix where ``cov`` is not one.
+
+        Examples:
+            >>> import covary, torch
+            >>> x = covary.Moments.of(torch.rand(5, 3), std=torch.tensor([0.1, 0.1, 0.5]))
+            >>> covary.mlp([3, 8, 1], noise=0.0)(x).stddev.shape
+            torch.Size([5, 1])
+        """
+        mean = torch.as_tensor(values)
+        if not mean.is_floating_point() or mean.dim() < 2:
+            raise ValueError(
+                "Moments.of takes values (batch, features) of real numbers, got "
+                f"{mean.dtype} of shape {tuple(mean.shape)}."
+            )
+        if (std is None) == (cov is None):
+            raise ValueError("Moments.of takes one of std (errors) and cov (their covariance).")
+        if cov is not None:
+            return cls(mean, Full(_checked_covariance(torch.as_tensor(cov), mean, repair=repair)))
+        errors = _checked_errors(torch.as_tensor(std, dtype=mean.dtype, device=mean.device), mean)
+        return cls(mean, Full(None, errors.square().flatten(1)))
 
     @property
     def event_shape(self) -> torch.Size:
@@ -99,8 +133,8 @@ class Moments:
         is a single row: 1 and -1 in their places, another row for each sample.
 
         Args:
-            rows: (r, n), or (B, r, n) for other rows for each sample, over the n units of the
-                flattened event; or (r, *event), or (B, r, *event). Tensors or arrays.
+            rows: (r, n) or (r, *event), or one of them for each sample, (B, r, n) or
+                (B, r, *event). Tensors or arrays.
         """
         rows = self._flat_rows(rows)
         projected = (rows @ self.flat_mean[..., None]).squeeze(-1)
@@ -109,9 +143,9 @@ class Moments:
     def entropy(self, *, rtol: float | None = None) -> Tensor:
         """(B,) entropy of N(mean, covariance) in nats; docs/theory.md, eq. (25).
 
-        Where a sample's covariance is singular, this is the entropy within the subspace of full
-        rank: eigenvalues up to ``rtol`` times the sample's largest do not count (default: 1e-6, or
-        n times the machine epsilon if that is more). No variance at all gives -inf.
+        Of a singular covariance, the entropy within the subspace of full rank: eigenvalues up to
+        ``rtol`` times the sample's largest do not count (default: 1e-6, or n times the machine
+        epsilon if that is more). No variance at all gives -inf.
         """
         shape = self._flat_shape
         if rtol is None:
@@ -120,8 +154,7 @@ class Moments:
             raise ValueError(f"entropy needs a relative tolerance in [0, 1), got {rtol}.")
         log_determinant, rank = self.cov.log_determinant(rtol)
         entropy = 0.5 * (rank * (1 + math.log(2 * math.pi)) + log_determinant)
-        entropy = torch.where(rank > 0, entropy, -math.inf)
-        return entropy.expand(shape[:-1])
+        return torch.where(rank > 0, entropy, -math.inf).expand(shape[:-1])
 
     def sample(
         self, sample_shape: int | Sequence[int] = (), *, generator: torch.Generator | None = None
@@ -162,7 +195,7 @@ class Moments:
 
     def to(self, *args: Any, **kwargs: Any) -> Moments:
         """The same on another device or of another type, as ``Tensor.to`` takes them."""
-        return self._each(lambda tensor: tensor.to(*args, **kwargs))
+        return self._each(lambda value: value.to(*args, **kwargs))
 
     def cpu(self) -> Moments:
         """The same in the memory of the CPU."""
@@ -202,10 +235,8 @@ class Moments:
     @property
     def _flat_shape(self) -> tuple[int, ...]:
         """(*stack, B, n)"""
-        if self.mean.dim() == 2:
-            return tuple(self.mean.shape)
-        shape = self.cov.shape
-        return *self.mean.shape[: len(shape) - 1], shape[-1]
+        front = self.mean.shape[: self._batch_dim + 1]
+        return *front, self.mean.shape[len(front) :].numel()
 
     def _flat_rows(self, rows: Tensor) -> Tensor:
         """(*stack, 1 | B, r, n) of rows in any of the shapes that ``project`` takes."""
@@ -213,10 +244,8 @@ class Moments:
         flat = rows = torch.as_tensor(rows).to(self.mean)
         if len(event) > 1 and rows.shape[-len(event) :] == event:
             flat = rows.reshape(*rows.shape[: -len(event)], n)
-        if flat.shape[-1:] == (n,) and flat.dim() == 2:
-            return flat.expand(*[1] * len(front), *flat.shape)
-        if flat.shape[-1:] == (n,) and [*flat.shape[:-2]] == front:
-            return flat
+        if flat.dim() > 1 and flat.shape[-1] == n and list(flat.shape[:-2]) in ([], front):
+            return flat.expand(*[1] * (len(front) + 2 - flat.dim()), *flat.shape)
         shapes = [f"(r, {n})", f"({', '.join(map(str, front))}, r, {n})"]
         if len(event) > 1:
             shapes.append(f"(r, {', '.join(map(str, event))})")
@@ -229,23 +258,17 @@ class Moments:
         return Moments(change(self.mean), self.cov.each(change))
 
     def __repr__(self) -> str:
-        held = type(self.cov).__name__
-        return f"Moments(mean={tuple(getattr(self.mean, 'shape', ()))}, cov={held})"
+        shape = tuple(getattr(self.mean, "shape", ()))
+        return f"Moments(mean={shape}, cov={type(self.cov).__name__})"
 
     def __getattr__(self, name: str) -> NoReturn:
         # Reached by names that do not exist, such as the x.dim() of an ordinary module.
         if not name.startswith("_") and hasattr(Tensor, name):
             raise AttributeError(f"Moments have no {name}, which Tensors have. {_REMEDY}")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise AttributeError(f"'Moments' object has no attribute {name!r}")
 
     @classmethod
-    def __torch_function__(
-        cls,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> NoReturn:
+    def __torch_function__(cls, function: Callable[..., Any], *_: Any) -> NoReturn:
         # Without this, a loss or layer that is handed Moments fails with a message about C++ types.
         name = getattr(function, "__name__", str(function))
         raise TypeError(f"{name} takes a Tensor and got Moments. {_REMEDY}")
@@ -261,8 +284,7 @@ def _samples(samples: Any, count: int) -> Selection:
     if isinstance(samples, np.ndarray):
         samples = torch.from_numpy(samples)
     if isinstance(samples, slice | list) or (isinstance(samples, Tensor) and samples.dim() == 1):
-        chosen: Selection = samples
-        return chosen
+        return samples
     try:
         index = operator.index(samples)
     except TypeError:
@@ -274,3 +296,51 @@ def _samples(samples: Any, count: int) -> Selection:
     if not -count <= index < count:
         raise IndexError(f"Moments of {count} samples have no sample {index}.")
     return slice(index % count, index % count + 1)
+
+
+def _checked_errors(std: Tensor, mean: Tensor) -> Tensor:
+    """Standard deviations (1 | B, *event) of values (B, *event)."""
+    pairs = zip(reversed(std.shape), reversed(mean.shape), strict=False)
+    if std.dim() > mean.dim() or any(size not in (1, of) for size, of in pairs):
+        raise ValueError(
+            f"std has the shape {tuple(std.shape)}, and values have {tuple(mean.shape)}. Give one "
+            "number, one for each feature, or one for each value."
+        )
+    if not bool((torch.isfinite(std) & (std >= 0)).all()):
+        wrong = std[~(torch.isfinite(std) & (std >= 0))]
+        raise ValueError(
+            f"std are standard deviations, finite and 0 or more; {len(wrong)} are not, the first "
+            f"is {wrong[0].item():g}."
+        )
+    is_common = std.dim() < mean.dim() or len(std) == 1
+    return std.expand(1 if is_common else len(mean), *mean.shape[1:])
+
+
+def _checked_covariance(cov: Tensor, mean: Tensor, *, repair: bool) -> Tensor:
+    """(1 | B, n, n) of values (B, *event), symmetric and positive semidefinite."""
+    n, matrix = mean[0].numel(), cov.to(mean)
+    matrix = matrix[None] if matrix.dim() == 2 else matrix
+    if matrix.shape[1:] != (n, n) or len(matrix) not in (1, len(mean)):
+        raise ValueError(
+            f"cov has the shape {tuple(cov.shape)}; of {n} units it is ({n}, {n}), or "
+            f"({len(mean)}, {n}, {n}) if samples differ."
+        )
+    if not bool(torch.isfinite(matrix).all()):
+        raise ValueError("cov has values that are NaN or infinite.")
+    size = matrix.abs().amax((1, 2), keepdim=True)
+    if not repair and bool(((matrix - matrix.mT).abs() > 1e-5 * size).any()):
+        raise ValueError("cov is not symmetric. Take (cov + cov.mT) / 2, if that is meant.")
+    # In float64: eigenvalues that are 0 come out as far below it as digits go.
+    values, vectors = torch.linalg.eigh((matrix + matrix.mT).double() / 2)
+    least = values[:, 0]
+    if bool((least >= -1e-5 * values[:, -1].abs()).all()):
+        return matrix
+    if not repair:
+        worst = int(least.argmin())
+        raise ValueError(
+            f"cov is not positive semidefinite: the least eigenvalue of sample {worst} is "
+            f"{least[worst].item():.3g}, the largest {values[worst, -1].item():.3g}. With "
+            "repair=True the nearest matrix that is one is taken."
+        )
+    nearest: Tensor = (vectors * values.clamp(min=0)[:, None]) @ vectors.mT
+    return nearest.to(mean)

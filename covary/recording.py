@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -50,15 +50,11 @@ def record(net: nn.Module) -> Iterator[dict[str, Moments]]:
         layers.pop(name, None)
         layers[name] = output
 
-    hooks = [
-        module.register_forward_hook(partial(keep, name=name, owner=module))
-        for name, module in net.named_modules()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, module in net.named_modules():
+            hook = partial(keep, name=name, owner=module)
+            hooks.enter_context(module.register_forward_hook(hook))
         yield layers
-    finally:
-        for hook in hooks:
-            hook.remove()
     if not layers:
         raise RuntimeError(
             "record saw no layer that gives Moments. Was the network called within the block, "

@@ -1,10 +1,8 @@
 """Two switches, each a context manager: what gradients reach, and which checks run.
 
 Both apply to the forward pass made inside the ``with`` block; ``backward()`` may be called outside
-it, unless activation checkpointing makes it repeat the forward pass. Threads and asyncio tasks have
-switches of their own: a thread starts with the defaults, a task with those of its creator. A
-generator shares the switches of its caller, so a block that it leaves open at a ``yield`` applies
-to the caller too, until the generator goes on or is closed.
+it, unless activation checkpointing repeats the forward pass there. A thread starts with the
+defaults, an asyncio task with the switches of its creator, and a generator shares its caller's.
 """
 
 from __future__ import annotations
@@ -48,17 +46,16 @@ def _now() -> _Settings:
 @contextmanager
 def _block(name: str, enabled: bool) -> Iterator[None]:
     block = (name, enabled)
+    after = _Settings(*_now().blocks, block)
     if torch.compiler.is_compiling():
-        # Within a compiled function. Nothing else runs before such a block ends, and an attribute
-        # can be traced.
-        before = _defaults.traced
-        _defaults.traced = _Settings(*_now().blocks, block)
+        # Nothing else runs before the block of a compiled function ends; attributes can be traced.
+        before, _defaults.traced = _defaults.traced, after
         try:
             yield
         finally:
             _defaults.traced = before
         return
-    _current.set(_Settings(*_now().blocks, block))
+    _current.set(after)
     try:
         yield
     finally:
@@ -70,10 +67,9 @@ def _block(name: str, enabled: bool) -> Iterator[None]:
 def supervise_covariance(enabled: bool = True) -> AbstractContextManager[None]:
     """Let gradients flow through the covariance too (SMSC) within this block.
 
-    The default everywhere in covary is SMUC, supervised mean and unsupervised covariance: gradients
-    reach the parameters through the mean alone and covariances count as constants (docs/theory.md,
-    eq. 23). Losses that contain the covariance, such as ``mse + out.variance.sum(-1)`` (eq. 24) or
-    a Gaussian negative log-likelihood, need this switch:
+    The default is SMUC, supervised mean and unsupervised covariance: gradients reach the parameters
+    through the mean alone (docs/theory.md, eq. 23). Losses that contain the covariance, such as
+    ``mse + out.variance.sum(-1)`` (eq. 24) or a Gaussian negative log-likelihood, need this switch.
 
     Examples:
         >>> import covary, torch
@@ -90,8 +86,8 @@ def supervise_covariance(enabled: bool = True) -> AbstractContextManager[None]:
 def check_values(enabled: bool) -> AbstractContextManager[None]:
     """Switch the checks that read every input value (is it NaN or infinite?) on or off.
 
-    Checks of types and shapes cost nothing and always run. Within ``torch.compile`` and
-    ``torch.func.vmap``, where values cannot be looked at, this check is always off.
+    Checks of types and shapes always run. Within ``torch.compile`` and ``torch.func.vmap``, where
+    values cannot be looked at, this check is always off.
     """
     return _block("check_values", enabled)
 
@@ -123,8 +119,5 @@ def is_autocast(device: torch.device) -> bool:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[None]:
-    """Full precision within a block that autocast would run in half.
-
-    Half precision has neither the range nor the digits for the variances of small noise.
-    """
+    """Full precision within a block: half has not the digits for variances of small noise."""
     return torch.autocast(device.type, enabled=False) if is_autocast(device) else nullcontext()

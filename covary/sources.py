@@ -32,6 +32,9 @@ class Noise:
         return value + torch.empty_like(value).normal_(0.0, self.sigma, generator=generator)
 
 
+NO_NOISE = Noise(0.0)
+
+
 class NoisePlan:
     """Where noise enters a model: at its input, and before every elementwise nonlinearity.
 
@@ -45,7 +48,9 @@ class NoisePlan:
     """
 
     def __init__(self, noise: NoiseOption, model: nn.Module) -> None:
-        by = dict(noise) if isinstance(noise, Mapping) else {"": noise}
+        by: dict[str | type[nn.Module], float] = (
+            dict(noise) if isinstance(noise, Mapping) else {"": noise}
+        )
         modules = dict(model.named_modules(remove_duplicate=False))
         # A module that has several paths runs under the first of them.
         first = {module: path for path, module in model.named_modules()}
@@ -53,23 +58,19 @@ class NoisePlan:
         # What the mapping names, and the paths at which it gives the noise.
         self._named: dict[str, set[str]] = {}
         self._used: set[str] = set()
-        for key, sigma in by.items():
-            if not isinstance(key, str):
-                continue
+        for key in [key for key in by if isinstance(key, str)]:
             if key not in modules and key != INPUT:
                 raise ValueError(
                     f"noise names {key!r}, and this model has no module of that path. It has "
                     f"{', '.join(map(repr, list(modules)[1:9]))} ... and takes {INPUT!r}."
                 )
             path = key if key == INPUT else _module(first[modules[key]])
-            found = Noise(_checked(sigma, key))
+            found = _checked(by[key], key)
             if self._paths.setdefault(path, found) != found:
                 raise ValueError(f"noise names the module at {path!r} twice: it also is {key!r}.")
             self._named[repr(key)] = {path}
         by_path = set(self._paths) - {"", INPUT}
-        for kind, sigma in by.items():
-            if isinstance(kind, str):
-                continue
+        for kind in [key for key in by if not isinstance(key, str)]:
             if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
                 raise TypeError(
                     "noise is given by paths of modules (texts), types of modules (nn.ReLU) or "
@@ -78,10 +79,9 @@ class NoisePlan:
             paths = [path for module, path in first.items() if isinstance(module, kind)]
             if not paths:
                 raise ValueError(f"noise names {kind.__name__}, and this model has none of them.")
-            found = Noise(_checked(sigma, kind))
-            paths = [path for path in paths if not by_path & set(_around(path))]
-            given = {_module(path) for path in paths if _module(path) not in self._paths}
-            self._paths |= dict.fromkeys(given, found)
+            given = {_module(path) for path in paths if not by_path & set(_around(path))}
+            given -= set(self._paths)
+            self._paths |= dict.fromkeys(given, _checked(by[kind], kind))
             self._named[kind.__name__] = given
 
     @property
@@ -118,9 +118,8 @@ class NoisePlan:
     @classmethod
     def of(cls, sigmas: Mapping[str, float]) -> NoisePlan:
         """The plan with these sigmas, as ``sigmas`` gave them."""
-        plan = cls.__new__(cls)
+        plan = cls({}, nn.Module())
         plan._paths = {path: Noise(sigma) for path, sigma in sigmas.items()}
-        plan._named, plan._used = {}, set()
         return plan
 
     @cached_property
@@ -131,9 +130,6 @@ class NoisePlan:
     def __repr__(self) -> str:
         sigmas = self.sigmas
         return f"{sigmas['']:g}" if set(sigmas) == {""} else repr(sigmas)
-
-
-NO_NOISE = Noise(0.0)
 
 
 def _module(path: str) -> str:
@@ -148,7 +144,7 @@ def _around(path: str) -> Iterator[str]:
         path = path.rpartition(".")[0]
 
 
-def _checked(sigma: float, key: object) -> float:
+def _checked(sigma: float, key: object) -> Noise:
     place = f" for {key!r}" if key else ""
     if isinstance(sigma, bool) or not isinstance(sigma, int | float):
         raise TypeError(f"noise is a number or a dict of numbers, got {sigma!r}{place}.")
@@ -156,4 +152,4 @@ def _checked(sigma: float, key: object) -> float:
         raise ValueError(
             f"noise needs a finite number >= 0 (a standard deviation), got {sigma}{place}."
         )
-    return float(sigma)
+    return Noise(float(sigma))

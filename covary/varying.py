@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,9 @@ from torch import Tensor, nn
 from covary.activations import MomentActivation
 from covary.covariance.samples import Samples
 
-HELP = "docs/convert.md, 'Your own rule'"
 _FILE_OF_CUSTOM_FUNCTIONS = str(Path("torch", "autograd", "function.py"))
+# The pass that is running in this thread or task.
+running: ContextVar[Any] = ContextVar("covary_running_pass", default=None)
 
 
 class ConversionError(RuntimeError):
@@ -29,34 +31,19 @@ class ConversionError(RuntimeError):
     """
 
 
-class Run(Protocol):
-    """A pass of values through a model: of moments, or of draws."""
-
-    def call(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """What a torch function makes of arguments, some of which are Varying."""
-
-    def enter(self, module: Located, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What a module makes of arguments, Varying or not."""
-
-
 class Lazy:
     """A tensor that is computed when it is first asked for."""
 
     def __init__(self, compute: Callable[[], Tensor]) -> None:
-        self._compute: Callable[[], Tensor] | None = compute
-        self._value: Tensor | None = None
+        self._compute = compute
 
-    @property
+    @cached_property
     def value(self) -> Tensor:
         """The tensor."""
-        if self._value is None:
-            assert self._compute is not None
-            with torch.no_grad():
-                self._value = self._compute()
-            self._compute = None  # and what it held
-        return self._value
+        with torch.no_grad():
+            found = self._compute()
+        del self._compute  # and what it held
+        return found
 
 
 class Varying(Tensor):
@@ -89,7 +76,7 @@ class Varying(Tensor):
 
     @staticmethod
     def __new__(
-        cls, numbers: Tensor, run: Run, node: int, samples: Samples, view_of: Varying | None = None
+        cls, numbers: Tensor, run: Any, node: int, samples: Samples, view_of: Varying | None = None
     ) -> Varying:
         """Wrap a plain tensor, which may share its memory with that of another."""
         self: Varying = Tensor._make_wrapper_subclass(
@@ -179,13 +166,7 @@ def plain(value: Any) -> Any:
 def name_of(function: Any) -> str:
     """A torch function's name as people write it: ``relu``, ``__getitem__``, ``T``."""
     name: str = getattr(function, "__name__", str(function))
-    if name == "__get__":
-        name = getattr(function.__self__, "__name__", name)
-    return name
-
-
-# The pass that is running in this thread or task.
-running: ContextVar[Run | None] = ContextVar("covary_running_pass", default=None)
+    return getattr(function.__self__, "__name__", name) if name == "__get__" else name
 
 
 class Located:

@@ -33,6 +33,8 @@ SCRIPTS = (
 OTHERS = {
     "efficientnet_lite0": "a network with ImageNet weights, on [a page of its own](pretrained.md)",
     "efficientnet_lite0_network": "its layers and weights",
+    "molecules": "energies of molecules, on [the same page](pretrained.md#energies-of-molecules)",
+    "molecules_network": "its features and weights",
     "plain_digits": "the plain CNN and the digits that several scripts use",
     "drawing": "options and pictures of the scripts above",
 }

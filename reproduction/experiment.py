@@ -147,8 +147,6 @@ class Experiment:
 
     Attributes:
         name: what the command line calls it.
-        title: what the page calls it.
-        paper: where it is in the paper.
         about: what is done, and where that is not what the paper did.
         measure: takes a part and gives its numbers.
         parts: what is measured, by scale.
@@ -156,17 +154,18 @@ class Experiment:
         proviso: in which way what is judged is not what the paper has; said with the verdict.
         revision: goes up when ``measure`` gives something else for the same settings; what was
             kept of another revision is measured again.
+        title, paper: what the page calls it, and where it is in the paper: by the catalogue.
     """
 
     name: str
-    title: str
-    paper: str
     about: str
     measure: Callable[[Part, Workshop], Measured]
     parts: Mapping[str, Sequence[Part]]
     claims: Sequence[Claim]
     proviso: str = ""
     revision: int = 0
+    title: str = ""
+    paper: str = ""
 
     def __post_init__(self) -> None:
         if set(self.parts) != set(SCALES):

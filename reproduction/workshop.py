@@ -11,7 +11,7 @@ from typing import Any
 
 from covary.data.download import file_sha256
 from covary.files import without_nan, write_atomically
-from covary.runs import DataConfig, Run, RunConfig, RunError
+from covary.runs import DataConfig, DeviceConfig, Run, RunConfig, RunError
 from covary.runs.directory import weights_digest
 from covary.runs.samples import load_data
 from covary.runs.training import resolve, train
@@ -119,7 +119,7 @@ class Workshop:
                 run,
                 # Cut short before there was anything to keep, it is begun anew.
                 existing="overwrite" if same and not begun else "resume",
-                keep=network.keep,
+                devices=DeviceConfig(keep=network.keep),
                 display=self.display(),
             )
             self.spent.append(time.perf_counter() - began)

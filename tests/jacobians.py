@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from covary.testing.rules import generator
+from covary.testing.contract import seeded
 
-IMAGE = torch.randn(3, 4, 6, 6, generator=generator(), dtype=torch.float64)
-LARGE = torch.randn(2, 2, 11, 12, generator=generator(), dtype=torch.float64)
-LINE = torch.randn(3, 4, 7, generator=generator(), dtype=torch.float64)
-BLOCK = torch.randn(2, 2, 4, 4, 4, generator=generator(), dtype=torch.float64)
-STEPS = torch.randn(3, 5, 8, generator=generator(), dtype=torch.float64)
+IMAGE = torch.randn(3, 4, 6, 6, generator=seeded(), dtype=torch.float64)
+LARGE = torch.randn(2, 2, 11, 12, generator=seeded(), dtype=torch.float64)
+LINE = torch.randn(3, 4, 7, generator=seeded(), dtype=torch.float64)
+BLOCK = torch.randn(2, 2, 4, 4, 4, generator=seeded(), dtype=torch.float64)
+STEPS = torch.randn(3, 5, 8, generator=seeded(), dtype=torch.float64)
 POSITIVE = STEPS.abs() + 0.5
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
+from covary.runs import Run
 from tests.report_fidelity import add_fidelity
 
 # Letters and digits of 3 x 5 pixels, a row of each per group of three.
@@ -235,7 +237,7 @@ def classification_metrics(mean, entropy, label):
     }
 
 
-def classification(run, *, classes, samples, rng, inputs, foreign=None, rows=None, wrong=True):
+def classification(run, *, classes, samples, rng, inputs, ood=None, rows=None, wrong=True):
     """A classification run; ``inputs(label)`` makes what the gallery shows."""
     difficulty = rng.gamma(1.6, 0.75, samples)
     label = rng.integers(0, len(classes), samples)
@@ -259,8 +261,8 @@ def classification(run, *, classes, samples, rng, inputs, foreign=None, rows=Non
     parts = {"test": classification_metrics(mean, entropy, label)}
     separate = [separability(c[~right], c[right]) for c in layer_entropy.T]
     separabilities = {"test": separate}
-    if foreign is not None:
-        name, number = foreign
+    if ood is not None:
+        name, number = ood
         hard = rng.gamma(4.0, 1.0, number)
         strange = logits_of(rng.integers(0, len(classes), number), hard, len(classes), rng)
         strange_layers = uncertain(hard, LAYERS, rng)
@@ -299,18 +301,23 @@ def classification(run, *, classes, samples, rng, inputs, foreign=None, rows=Non
     return store(run, evaluation, arrays, rows, [392, 196, 98])
 
 
-def mnist(root: Path, samples=3000) -> Path:
-    """Images, letters as the foreign set, and cheaper covariances beside the exact one."""
-    rng = np.random.default_rng(1)
-    run = classification(
-        root / "mnist",
+def digits(run: Path, samples: int, rng, **more) -> Path:
+    """A classifier of images of digits."""
+    return classification(
+        run,
         classes=tuple("0123456789"),
         samples=samples,
         rng=rng,
         inputs=lambda label: images([str(i) for i in label], rng),
-        foreign=("notmnist", samples),
-        rows=history("classification", 20, rng),
+        **more,
     )
+
+
+def mnist(root: Path, samples=3000) -> Path:
+    """Images, letters as the OOD set, and cheaper covariances beside the exact one."""
+    rng = np.random.default_rng(1)
+    rows = history("classification", 20, rng)
+    run = digits(root / "mnist", samples, rng, ood=("notmnist", samples), rows=rows)
     return add_fidelity(run)
 
 
@@ -330,27 +337,13 @@ def table(root: Path) -> Path:
 def flawless(root: Path) -> Path:
     """Nothing is wrong, so half of the comparisons do not exist."""
     rng = np.random.default_rng(3)
-    return classification(
-        root / "flawless",
-        classes=tuple("0123456789"),
-        samples=200,
-        rng=rng,
-        inputs=lambda label: images([str(i) for i in label], rng),
-        rows=history("classification", 3, rng)[:2],
-        wrong=False,
-    )
+    rows = history("classification", 3, rng)[:2]
+    return digits(root / "flawless", 200, rng, rows=rows, wrong=False)
 
 
 def without_history(root: Path) -> Path:
     """Trained elsewhere: there is no metrics.jsonl."""
-    rng = np.random.default_rng(4)
-    return classification(
-        root / "imported",
-        classes=tuple("0123456789"),
-        samples=400,
-        rng=rng,
-        inputs=lambda label: images([str(i) for i in label], rng),
-    )
+    return digits(root / "imported", 400, np.random.default_rng(4))
 
 
 def regression(run, targets, samples, seed):
@@ -407,6 +400,16 @@ def regression(run, targets, samples, seed):
 
 def concrete(root: Path) -> Path:
     return regression(root / "concrete", ["strength (MPa)"], 103, 5)
+
+
+def concrete_with(root: Path, result: Path) -> Run:
+    """That run with the result of another, JSON and arrays, as if it were of its own weights."""
+    run = Run(concrete(root))
+    weights = json.loads(run.evaluation_path.read_text())["weights"]
+    content = json.loads(result.read_text()) | {"weights": weights}
+    (run.path / result.name).write_text(json.dumps(content))
+    shutil.copy(result.with_suffix(".npz"), run.path)
+    return run
 
 
 def two_targets(root: Path) -> Path:

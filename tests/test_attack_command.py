@@ -6,31 +6,23 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import covary
 from covary import report
 from covary.attacks import fgsm
-from covary.cli import app
 from covary.files import FileError
-from covary.report import figures_attack, page
-from covary.runs import DataConfig, Run, RunError, evaluate
-from covary.runs.attack import DEFENDED, TRAINED, attack_run, verdict
-from covary.runs.results import (
-    Attack,
-    AttackedNetwork,
-    AttackRow,
-    PgdSettings,
-    Spread,
-    SquareSettings,
-)
+from covary.report import figures_attack
+from covary.runs import DataConfig, Run, RunError, evaluate, results
+from covary.runs.attack import DEFENDED, TRAINED, AttackConfig, attack_run, verdict
 from covary.runs.samples import load_data
-from covary.runs.training import resolve, train
+from tests import commands
+from tests.commands import trained_run
 from tests.test_files import ORIGIN
 
 EPSILONS = (0.0, 0.1, 0.3)
@@ -38,17 +30,11 @@ CHEAP: dict[str, Any] = {"samples": 60, "square_samples": 20, "queries": 20, "st
 
 
 def trained(path, name: str = "digits", **chosen) -> Run:
-    config = DataConfig(name=name)
-    dataset, _ = load_data(config)
     quick = {"epochs": 12, "hidden": (24, 16), "activation": "heaviside", "lr": 5e-3}
-    train(resolve(config, dataset, quick | chosen), dataset, Run(path))
-    return Run(path)
+    return trained_run(path, name, **quick | chosen)
 
 
-def command(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["attack", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result.output
+command = partial(commands.covary, "attack")
 
 
 def stored(run: Run) -> dict[str, Any]:
@@ -67,7 +53,7 @@ def row(result, attack: str, network: str, epsilon: float) -> dict[str, Any]:
 def attacked(tmp_path_factory) -> Run:
     """A Heaviside run under all attacks."""
     run = trained(tmp_path_factory.mktemp("runs") / "digits")
-    attack_run(run, epsilons=EPSILONS, **CHEAP)
+    attack_run(run, AttackConfig(epsilons=EPSILONS, **CHEAP))
     return run
 
 
@@ -135,8 +121,10 @@ def test_the_defence_hides_the_gradient_only(attacked):
 
 
 def test_the_same_seed_gives_the_same_numbers(attacked):
-    again = attack_run(attacked, epsilons=(0.0, 0.3), attacks=("square", "pgd"), **CHEAP).to_json()
-    attack_run(attacked, epsilons=EPSILONS, **CHEAP)  # as other tests expect to find it
+    config = AttackConfig(epsilons=(0.0, 0.3), attacks=("square", "pgd"), **CHEAP)
+    again = attack_run(attacked, config).to_json()
+    # As other tests expect to find it.
+    attack_run(attacked, AttackConfig(epsilons=EPSILONS, **CHEAP))
     before = stored(attacked)["rows"]
     assert [one for one in again["rows"] if one["epsilon"] == 0.3] == [
         one for one in before if one["epsilon"] == 0.3 and "fgsm" not in one["attack"]
@@ -147,11 +135,8 @@ def test_more_scores_can_be_asked_for(tmp_path):
     run = trained(tmp_path / "relu", activation="relu", epochs=3)
     result = attack_run(
         run,
-        epsilons=(0.2,),
-        attacks=("fgsm",),
+        AttackConfig(epsilons=(0.2,), attacks=("fgsm",), clip=False, **CHEAP),
         scores={"brightness": lambda _, x: x.flatten(1).mean(1)},
-        clip=False,
-        **CHEAP,
     ).to_json()
     (only,) = result["rows"]  # no defence is known for it
     assert only["auroc"].keys() == {"entropy", "max_softmax", "brightness"}
@@ -186,7 +171,7 @@ def test_what_cannot_be_attacked(attacked, tmp_path):
         ({"covariance": "shared"}, "full, tracked, diagonal"),
     ):
         with pytest.raises(ValueError, match=words):
-            attack_run(attacked, **change)
+            attack_run(attacked, AttackConfig(**change))
 
 
 def options() -> list[str]:
@@ -254,12 +239,13 @@ def test_the_page_leaves_out_what_is_of_other_weights(evaluated, tmp_path):
     run = Run(shutil.copytree(evaluated.path, tmp_path / "run"))
     content = stored(run) | {"weights": "another"}
     (run.path / "attack.json").write_text(json.dumps(content))
-    section = page._attacks(report.read(run.path))
+    source = report.write(run.path).read_text(encoding="utf-8")
+    section = re.search(r'<section id="attacks">.*?</section>', source, re.DOTALL)
     assert section is not None
-    assert section.drawings == ()
-    assert section.text.startswith("Other weights than those this page is about were attacked")
+    assert "What was attacked is of other weights than those this page is about" in section[0]
+    assert "<figure" not in section[0]
     (run.path / "attack.json").unlink()
-    assert page._attacks(report.read(run.path)) is None
+    assert 'id="attacks"' not in report.write(run.path).read_text(encoding="utf-8")
 
 
 def test_a_run_without_entropies_or_with_a_broken_file(attacked, tmp_path):
@@ -280,27 +266,27 @@ def made_up(
     """A result with these accuracies, and these medians of entropy."""
     medians = more.get("medians", [-20.0, -5.0, -8.0])
     both = {TRAINED: trained} | ({DEFENDED: defended} if defended else {})
-    nothing = Spread(None, None, None, None)
-    return Attack(
+    nothing = results.Spread(None, None, None, None)
+    return results.Attack(
         **ORIGIN,
         dataset="digits",
+        task="classification",
         weights="",
         activation="heaviside",
         covariance="full",
-        exact_width=None,
         search_covariance="full",
         samples=100,
         epsilons=EPSILONS,
         epsilon_unit="pixels",
         clip=True,
         gradient="means",
-        pgd=PgdSettings(1, 1.0, True),
-        square=SquareSettings(1, 1),
+        pgd={"steps": 1, "step_size": 1.0, "random_start": True},
+        square={"queries": 1, "samples": 1},
         networks=tuple(
-            AttackedNetwork(name, (0.2,), 0.97, float(name == TRAINED)) for name in both
+            results.AttackedNetwork(name, (0.2,), 0.97, float(name == TRAINED)) for name in both
         ),
         rows=tuple(
-            AttackRow(
+            results.AttackRow(
                 attack=attack,
                 network=network,
                 epsilon=epsilon,

@@ -105,25 +105,25 @@ def test_from_data_to_page(tmp_path):
 def test_a_tracked_covariance_from_training_to_evaluation(tmp_path):
     run, tracked = tmp_path / "run", ["--covariance", "tracked"]
     said = covary("train", "digits", "--out", run, "--hidden", "12,8", "--epochs", "2", *tracked)
-    assert said.count("Tracked covariances (exact_width=") == 1
+    assert said.count("Tracked covariances (tracked:") == 1
     assert "rank correlation of entropies" in said
     said = covary("evaluate", run)
     assert "tracked" in said.partition("┏")[0]  # the title
     assert "never measured" not in said
     assert "full" in covary("evaluate", run, "--covariance", "full").partition("┏")[0]
-    evaluation = strict_json(covary("evaluate", run, "--exact-width", "8", "--json"))
-    assert (evaluation["covariance"], evaluation["exact_width"]) == ("tracked", 8)
-    for wrong in (["--covariance", "shared"], ["--covariance", "full", "--exact-width", "8"]):
+    evaluation = strict_json(covary("evaluate", run, "--covariance", "tracked:8", "--json"))
+    assert evaluation["covariance"] == "tracked:8"
+    for wrong in (["--covariance", "shared"], ["--covariance", "full:8"]):
         assert "Invalid value" in covary("evaluate", run, *wrong, code=2)
 
 
 def test_training_tells_a_program_how_well_it_tracks(tmp_path):
-    tracked = ["--covariance", "tracked", "--exact-width", "8"]
+    tracked = ["--covariance", "tracked:8"]
     for options, rows in ((tracked, 1), ([], 0)):
         out = tmp_path / str(rows)
         said = covary("train", "two-moons", "--json", "--out", out, *QUICK, *options)
         found = strict_json(said[said.index("{") :])  # the rest is not on standard output
-        assert found["config"]["model"]["exact_width"] == (8 if rows else None)
+        assert found["config"]["model"]["covariance"] == ("tracked:8" if rows else "shared")
         assert len(found["fidelity"] or []) == rows
 
 
@@ -138,8 +138,8 @@ def test_a_table_of_ones_own(tmp_path):
     said = covary("train", table, "--target", "price", "--out", run, *QUICK)
     assert "Regression" in said
     assert "rmse" in covary("evaluate", run, "--json")
-    foreign = write_table(tmp_path / "other.csv", seed=1)
-    parts = json.loads(covary("evaluate", run, "--ood", foreign, "--json"))["parts"]
+    ood = write_table(tmp_path / "other.csv", seed=1)
+    parts = json.loads(covary("evaluate", run, "--ood", ood, "--json"))["parts"]
     assert parts["other.csv"]["samples"] == 60
     said = covary("train", table, "--target", "sold", "--out", tmp_path / "sold", *QUICK)
     assert "Classification" in said
@@ -214,7 +214,7 @@ def test_dry_run_prints_the_whole_configuration_and_does_nothing(tmp_path):
         (["train", "digits", "--resume", "--overwrite"], "choose one"),
         (["data", "fetch", "nope"], "no data set"),
         (["train"], "Missing argument"),
-        (["train", "digits", "--exact-width", "-1"], "exact-width"),
+        (["train", "digits", "--covariance", "tracked:-1"], "tracked:N"),
         (["evaluate"], "Missing argument"),
         (["fidelity"], "Missing argument"),
         (["nonsense"], "No such command"),
@@ -239,6 +239,16 @@ def test_failure_is_one_sentence_and_exit_code_1(tmp_path):
         assert said.startswith("error: ")
         assert words in said
         assert "Traceback" not in said
+
+
+def test_a_folder_of_a_comparison_is_not_a_run_but_has_some(tmp_path):
+    run = tmp_path / "seed-0" / "mnn"
+    covary("train", "two-moons", "--out", run, *QUICK)
+    for command in ("evaluate", "report", "calibrate"):
+        said = covary(command, tmp_path, code=1)
+        assert said.startswith("error: ")
+        assert "holds a comparison" in said
+        assert f"such as {run}." in said.replace("\n", "")
 
 
 def test_debug_shows_the_traceback(tmp_path):

@@ -26,7 +26,7 @@ from covary.compare import (
     method_names,
     workshop,
 )
-from covary.compare.metrics import regression_rows
+from covary.compare.methods import rows_of
 from covary.compare.workshop import Workshop, member_seed
 from covary.data import DataError
 from covary.files import FileError
@@ -191,12 +191,12 @@ def test_the_moment_network_tracks_its_covariance_unless_told_otherwise(
 def test_how_good_tracked_covariances_are_is_said(classified):
     _, result = classified
     assert _covariance(result).startswith("MNN: tracked covariances; against exact ones")
-    good, better = (TrackedFidelity(exact_width=0, rank=0.98, error=error) for error in (0.2, 0.1))
+    good, better = (TrackedFidelity("tracked:0", rank=0.98, error=error) for error in (0.2, 0.1))
     said = _covariance(replace(result, fidelity={"0": better, "1": good}))
     assert said.endswith(
         "worst of 2 seeds: rank correlation of entropies 0.980, covariance off by 20%."
     )
-    poor = {"0": TrackedFidelity(exact_width=0, rank=0.5, error=0.4)}
+    poor = {"0": TrackedFidelity("tracked:0", rank=0.5, error=0.4)}
     said = _covariance(replace(result, fidelity=poor))
     assert said.endswith("0.500, covariance off by 40%. That is poor: take --covariance full.")
     assert _covariance(replace(result, fidelity={}, covariance="full")) == "MNN: full covariances."
@@ -292,7 +292,7 @@ def test_another_comparison_is_not_touched(classified, tmp_path):
     out, _ = classified
     with pytest.raises(RunError, match="holds a comparison already"):
         again(out, resume=False)
-    with pytest.raises(RunError, match="another choice of chosen"):
+    with pytest.raises(RunError, match="another choice of epochs: "):
         again(out, chosen=TINY | {"epochs": 2})
     with pytest.raises(RunError, match="another choice of members"):
         again(out, settings=CompareConfig(members=3, samples=3, attacked=30))
@@ -361,7 +361,7 @@ def test_regression_numbers_by_hand():
     test = Prediction({"stddev": variance}, mean=mean, covariance=variance[:, None, None])
     foreign = Prediction({"stddev": variance + 100}, mean=mean, covariance=variance[:, None, None])
     target = torch.tensor([[0.5], [3.0], [12.0]])
-    row = regression_rows(test, target, {"far": foreign})["stddev"]
+    row = rows_of(test, target, {"far": foreign})["stddev"]
     gaps, deviations = np.array([0.5, 2.0, 10.0]), np.array([1.0, 2.0, 3.0])
     density = -0.5 * ((gaps / deviations) ** 2 + np.log(2 * np.pi * deviations**2))
     assert row["rmse"] == pytest.approx(np.sqrt((gaps**2).mean()))
@@ -407,6 +407,8 @@ def test_the_command(classified, untrained):
         assert "deep ensemble" not in shown.stdout
         assert "last-layer Laplace" in shown.stdout
         assert "±" in shown.stdout
+        assert "max-softmax" in shown.stdout  # the title of a score, not its name
+        assert "max_softmax" not in shown.stdout
         assert "Written to" in shown.stderr
         as_json = CliRunner().invoke(app, [*command, *options, *more, "--json"])
         rows = [row for row in result.rows if row.group != "ensemble"]
@@ -430,6 +432,24 @@ def test_wrong_use(arguments, said):
     found = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["compare", *arguments])
     assert found.exit_code == 2
     assert said in found.stderr
+
+
+def test_tables_have_the_options_of_training(tmp_path):
+    """What errors recommend, missing values and columns to drop, can be said here too."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 2))
+    rows = [f"{a:.3f},{b:.3f},n{i},{a + b:.3f}" for i, (a, b) in enumerate(x)]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(["a,b,name,y", ",0.5,n,1.0", *rows]))
+    command = ["compare", str(table), "--target", "y", "--out", str(tmp_path / "out")]
+    command += ["--hidden", "4", "--epochs", "1", "--seeds", "0,", "--methods", "plain"]
+    refused = CliRunner().invoke(app, [*command, "--drop", "name"])
+    assert refused.exit_code == 1
+    assert "--missing" in refused.stderr
+    shown = CliRunner().invoke(app, [*command, "--drop", "name", "--missing", "mean", "--json"])
+    assert shown.exit_code == 0, shown.stderr
+    found = Comparison.from_json(json.loads(shown.stdout)).config.data
+    assert (found.missing, found.drop) == ("mean", ("name",))
 
 
 def test_lists_have_commas_or_are_repeated():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,22 +14,22 @@ from torch import nn
 
 import covary
 from covary.compare import (
-    AveragedClassifier,
     DropoutSamples,
-    FittedClassifier,
-    GaussianRegressor,
     Members,
-    MomentClassifier,
+    Method,
     Spread,
-    calibrated_classifier,
-    calibrated_regressor,
+    by_average,
+    by_density,
+    by_mean,
+    by_targets,
+    calibrated,
     laplace,
     with_variance_head,
 )
 from covary.models import has_slope, plain
 from covary.nn import Rescale
 from covary.training import ClassificationLoss, GaussianLikelihood, RegressionLoss
-from covary.uncertainty import fit, scores
+from covary.uncertainty import fit
 from covary.uncertainty.calibration import Mixture
 
 
@@ -128,7 +129,7 @@ def test_dropout_samples_are_repeatable_and_leave_no_trace():
 
 def test_an_ensemble_averages_probabilities():
     nets, x = [nn.Linear(4, 3) for _ in range(3)], torch.randn(300, 4)
-    method = AveragedClassifier("ensemble", "Three.", Members(nets))
+    method = Method("ensemble", "Three.", Members(nets), by_average)
     found = method.predict(x)
     with torch.no_grad():
         each = torch.stack([net(x).double().softmax(-1) for net in nets]).numpy()
@@ -139,7 +140,7 @@ def test_an_ensemble_averages_probabilities():
     np.testing.assert_allclose(found.scores["mutual_information"], entropy, atol=1e-6)
     with torch.no_grad():
         torch.testing.assert_close(method.logits(x).softmax(-1), found.probabilities)
-    single = AveragedClassifier("one", "One.", Members(nets[:1])).predict(x)
+    single = Method("one", "One.", Members(nets[:1]), by_average).predict(x)
     assert list(single.scores) == ["max_probability"]
     with pytest.raises(ValueError, match="at least one network"):
         Members([])
@@ -150,7 +151,7 @@ def test_confident_predictions_keep_their_order():
     nn.init.constant_(net.weight, 1.0)
     net.weight.data[1] = -1.0
     x = torch.tensor([[20.0], [25.0], [30.0]])
-    score = AveragedClassifier("one", "One.", Members([net])).predict(x).score
+    score = Method("one", "One.", Members([net]), by_average).predict(x).score
     assert score[0] > score[1] > score[2] > 0
 
 
@@ -169,7 +170,7 @@ def test_a_mixture_has_the_moments_of_its_members_and_their_spread():
 
 def test_predictions_come_batch_by_batch():
     net = covary.mlp([4, 6, 3])
-    method = MomentClassifier("MNN", "It.", net, scores={"entropy": scores.entropy})
+    method = Method("MNN", "It.", net, by_mean)
     x = torch.randn(11, 4)
     whole, parts = method.predict(x), method.predict(x, batch_size=4)
     torch.testing.assert_close(whole.probabilities, parts.probabilities)
@@ -229,12 +230,12 @@ def test_bayesian_regression_is_that_of_scikit_learn():
     features = F.pad(net[:-2](x).detach().double(), (0, 1), value=1.0).numpy()
     nothing = dict.fromkeys(("alpha_1", "alpha_2", "lambda_1", "lambda_2"), 0.0)
     reference = BayesianRidge(fit_intercept=False, max_iter=5000, tol=1e-12, **nothing)
-    target = (y - net[-1].layer.shift) / net[-1].layer.scale
+    target = (y - net[-1].shift) / net[-1].scale
     reference.fit(features, target[:, 0].numpy())
     mean, stddev = reference.predict(features, return_std=True)
     with torch.no_grad():
         out = found(x)
-    scale, shift = net[-1].layer.scale.item(), net[-1].layer.shift.item()
+    scale, shift = net[-1].scale.item(), net[-1].shift.item()
     np.testing.assert_allclose(out.mean[:, 0], mean * scale + shift, rtol=1e-4)
     np.testing.assert_allclose(out.stddev[:, 0], stddev * scale, rtol=1e-3)
 
@@ -262,8 +263,8 @@ def test_bayesian_heads_can_be_kept(task):
 def test_a_constant_variance_is_the_mean_squared_error():
     net = plain(regression_net())
     x, y = torch.randn(50, 4), torch.randn(50, 2).double()
-    method = GaussianRegressor("plain", "It.", Spread(Members([net])))
-    found = calibrated_regressor(method, x, y).predict(x)
+    method = Method("plain", "It.", Spread(Members([net])), by_targets)
+    found = calibrated(method, x, y).predict(x)
     error = (found.mean - y).square().mean(0)
     torch.testing.assert_close(found.variance, error.expand(50, 2), rtol=1e-4, atol=0.0)
     assert (found.score == found.score[0]).all()
@@ -276,14 +277,14 @@ def test_calibration_makes_held_out_labels_likelier():
     y = torch.distributions.Categorical(logits=net(x)).sample()
     sharp = nn.Linear(4, 3)
     sharp.load_state_dict({name: 8 * value for name, value in net.state_dict().items()})
-    method = AveragedClassifier("sharp", "Eight times too sure.", Members([sharp]))
-    calibrated = calibrated_classifier(method, x, y)
-    before, after = method.predict(x), calibrated.predict(x)
+    method = Method("sharp", "Eight times too sure.", Members([sharp]), by_average)
+    better = calibrated(method, x, y)
+    before, after = method.predict(x), better.predict(x)
     rows = torch.arange(400)
     assert after.probabilities[rows, y].log().mean() > before.probabilities[rows, y].log().mean()
-    assert calibrated.calibration.temperature.item() == pytest.approx(8, rel=0.25)
+    assert better.module.calibration.temperature.item() == pytest.approx(8, rel=0.25)
     assert torch.equal(after.probabilities.argmax(1), before.probabilities.argmax(1))
-    assert calibrated.name == "sharp, calibrated"
+    assert better.name == "sharp, calibrated"
     assert math.isfinite(after.score.sum())
 
 
@@ -293,7 +294,7 @@ def test_a_fitted_score_comes_with_the_prediction(kind):
     net = plain(net) if kind == "plain" else net
     held_out, x = torch.randn(100, 4), torch.randn(9, 4)
     score = fit(net, held_out)
-    found = FittedClassifier("it", "It.", net, score).predict(x, batch_size=5)
+    found = Method("it", "It.", net, partial(by_density, score=score)).predict(x, batch_size=5)
     torch.testing.assert_close(found.score, score(net, x))
     with torch.no_grad():
         out = net(x)

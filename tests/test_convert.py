@@ -449,7 +449,7 @@ def test_large_networks_are_verified_on_fewer_outputs_at_a_time(monkeypatch):
         type(net), "draw", lambda self, x, **how: samples.append(len(x)) or draw(self, x, **how)
     )
     for numbers in (2**26, 2**14):
-        monkeypatch.setattr("covary.verification._NUMBERS", numbers)
+        monkeypatch.setattr("covary.stochastic.verification._NUMBERS", numbers)
         found = covary.verify(net, inputs(2), draws=4000)
         assert found.covariance.value < 0.06
     assert rows == [16]  # of 2 * 512 numbers each; at first all 64 outputs, without a projection

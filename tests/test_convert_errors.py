@@ -302,11 +302,18 @@ def test_what_is_no_input():
         covary.convert(Model(lambda x: x).inner.eval())(torch.zeros(2, 4, dtype=torch.uint8))
 
 
-def test_what_cannot_be_tracked():
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
-    x = torch.zeros(8, 4)
+def small() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+
+
+@pytest.mark.parametrize("function", [covary.track, covary.verify])
+def test_a_plain_model_is_neither_tracked_nor_verified(function):
     with pytest.raises(ValueError, match=r"no moments yet. Convert it first"):
-        covary.track(model, x)
+        function(small(), torch.zeros(8, 4))
+
+
+def test_what_cannot_be_tracked():
+    model, x = small(), torch.zeros(8, 4)
     net = covary.convert(model, noise=0.1)
     for bad in (None, 3, np.zeros((8, 4)), "x"):
         with pytest.raises(TypeError, match=rf"a loader of batches; got {type(bad).__name__}"):
@@ -320,11 +327,7 @@ def test_what_cannot_be_tracked():
 
 
 def test_what_cannot_be_verified():
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
-    x = torch.zeros(8, 4)
-    with pytest.raises(ValueError, match=r"no moments yet. Convert it first"):
-        covary.verify(model, x)
-    net = covary.convert(model, noise=0.1)
+    net, x = covary.convert(small(), noise=0.1), torch.zeros(8, 4)
     covary.track(net, torch.randn(8, 4))
     with pytest.raises(ValueError, match="empty batch"):
         covary.verify(net, x[:0])

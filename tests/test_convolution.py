@@ -24,5 +24,5 @@ def test_rows_go_back_as_by_autograd(seed, channels):
     shape = convolution.Geometry(
         tuple(x.shape[1:]), tuple(y.shape[1:]), (step, step), tuple(padding), (1, 1), 1, False
     )
-    found = convolution._back(rows, weight, shape)
+    found = convolution.back(rows, weight, shape)
     torch.testing.assert_close(found, expected)

@@ -42,7 +42,7 @@ def exactly(cov: Covariance) -> Covariance:
 
 def recipe(n: int = N, exact_width: int = 0) -> Tracked:
     """Where one starts, for n units."""
-    start = covariance.start("tracked", rand(1, 1), n)
+    start = covariance.start("tracked", Full.independent(rand(1, 1), n))
     assert isinstance(start, Tracked)
     return replace(start, exact_width=exact_width)
 
@@ -65,7 +65,7 @@ def deep(exact_width: int = 0) -> Covariance:
 
 # name -> a covariance with batch dimension 1 or B
 CASES = {
-    "isotropic": lambda: Full.start(rand(1, 1), N),
+    "isotropic": lambda: Full.independent(rand(1, 1), N),
     "independent, one": lambda: Full(None, rand(1, N)),
     "independent": lambda: Full(None, rand(B, N)),
     "diagonal, one": lambda: Diagonal(rand(1, N)),
@@ -76,7 +76,7 @@ CASES = {
     "gated, one": lambda: Full(psd(1), rand(1, N), gain=rand(1, N)),
     "gated, one matrix": lambda: Full(psd(1), rand(B, N), gain=rand(B, N)),
     "gated": lambda: Full(psd(B), rand(B, N), gain=rand(B, N)),
-    "shared isotropic": lambda: Shared(Full.start(rand(1, 1), N)),
+    "shared isotropic": lambda: Shared(Full.independent(rand(1, 1), N)),
     "shared full": lambda: Shared(Full(psd(1), rand(1, 1))),
     "shared gated": lambda: Shared(Full(psd(1), rand(1, N), gain=rand(1, N))),
     "tracked, start": recipe,
@@ -202,7 +202,7 @@ def test_shared_takes_the_average_of_what_masks_make():
 
 def test_unknown_name_lists_what_exists():
     with pytest.raises(ValueError, match="'fulll'; known are full, diagonal, shared, tracked"):
-        covariance.start("fulll", zero(), N)
+        covariance.start("fulll", Full.independent(zero(), N))
 
 
 def test_full_needs_a_matrix_or_variances():
@@ -218,8 +218,8 @@ class Doubled(Covariance):
     full: Covariance
 
     @classmethod
-    def start(cls, var: Tensor, n: int) -> Doubled:
-        return cls(Full.start(2 * var, n))
+    def of(cls, inputs: Covariance) -> Doubled:
+        return cls(Full(None, 2 * inputs.variance))
 
     @property
     def variance(self) -> Tensor:
@@ -262,7 +262,7 @@ def test_a_network_may_hold_its_covariance_in_a_class_of_ones_own():
 
 
 def test_classes_with_a_name_are_known_by_it():
-    assert covary.nn.Lift(0.3, Tracked, exact_width=4).covariance == "tracked"
+    assert covary.nn.Lift(0.3, Tracked).covariance == "tracked"
     assert covary.mlp([4, 3, 2], covariance=Full)[0].covariance == "full"
 
 

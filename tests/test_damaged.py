@@ -57,7 +57,7 @@ USED_BY = {
     "verification.npz": ("report",),
 }
 # Keys that files of earlier versions need not have, and what may also be null or empty.
-OPTIONAL = {"notes", "arrays_sha256", "predictions_sha256", "exact_width", "fidelity", "scores"}
+OPTIONAL = {"notes", "arrays_sha256", "predictions_sha256", "fidelity", "scores"}
 OPTIONAL |= {"calibration", "by_target", "verdict", "kind", "classes", "missing", "temperature"}
 OPTIONAL |= {"offset", "data", "training_samples", "validation_samples", "test_samples"}
 OPTIONAL |= {"processes", "device"}
@@ -177,7 +177,7 @@ def trained(folder: Path, *, hidden: tuple[int, ...] = (6, 4)) -> Run:
     train(resolve(config, dataset, chosen), dataset, run, schema=schema)
     runs.measure_fidelity(run, samples=8)
     runs.evaluate(run, ood=[str(folder / "other.csv")])
-    runs.attack_run(run, attacks=("fgsm",), epsilons=(0.1,), samples=8)
+    runs.attack_run(run, runs.AttackConfig(attacks=("fgsm",), epsilons=(0.1,), samples=8))
     runs.verify(run, samples=1, copies=64, duration=20.0)
     return run
 

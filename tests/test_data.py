@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ import torch
 
 from covary import data
 from covary.data import download, images, store, uci
+from covary.data.catalogue import CATALOGUE, Entry, Form
+from covary.data.dataset import Arrays
 from covary.data.download import File
-from covary.data.entry import Arrays, Entry, Form
 from tests import data_files
 
 FOLDER = os.environ.get("COVARY_DATA")
@@ -97,7 +99,7 @@ def test_every_entry_describes_itself():
 def test_no_check_waits_for_a_pipe(tmp_path, read):
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(data.DataError, match="folder is a directory"):
+    with pytest.raises(data.DataError, match="folder is a folder"):
         read(tmp_path / "folder")
     with pytest.raises(data.DataError, match="pipe is a named pipe"):
         read(tmp_path / "pipe")
@@ -137,7 +139,7 @@ def tiny(monkeypatch):
     )
     form = Form(files, images.read_idx_set, notes=("two images",))
     entry = Entry("tiny", "Tiny", "classification", "0 + 2", "none", "here", forms=(form,))
-    monkeypatch.setitem(store.CATALOGUE, "tiny", entry)
+    monkeypatch.setitem(CATALOGUE, "tiny", entry)
 
     def write(folder: Path) -> Path:
         (folder / "tiny").mkdir(parents=True)
@@ -170,6 +172,28 @@ def test_a_damaged_file_is_an_error_even_if_another_folder_has_it(tiny, tmp_path
         data.load("tiny", data_dir=given)
     assert str(given / "tiny" / "labels") in str(caught.value)
     assert data.status("tiny", given).state == "damaged"
+
+
+FORMS = [(entry, form) for entry in CATALOGUE.values() for form in entry.forms]
+
+
+@pytest.mark.parametrize(
+    ("entry", "form"), FORMS, ids=[f"{entry.name}-{form.files[0].path}" for entry, form in FORMS]
+)
+def test_no_wrong_file_reaches_a_reader(entry, form, tmp_path, monkeypatch):
+    """In a folder of one's own too: what is not the catalogue's file is refused before."""
+
+    def read(*_):
+        pytest.fail("a wrong file was read")
+
+    monkeypatch.setitem(CATALOGUE, entry.name, replace(entry, forms=(replace(form, read=read),)))
+    for file in form.files:
+        (tmp_path / file.path).parent.mkdir(exist_ok=True)
+        (tmp_path / file.path).write_bytes(b"a page that says 404")
+    with pytest.raises(data.DataError, match=r"SHA-256|not an npz file") as caught:
+        data.load(entry.name, data_dir=tmp_path)
+    assert str(tmp_path / form.files[0].path) in str(caught.value)
+    assert data.status(entry.name, tmp_path).state == "damaged"
 
 
 def test_a_set_without_training_part_has_one_of_length_0(tiny, tmp_path):
@@ -301,7 +325,9 @@ def test_svhn_says_that_it_is_not_the_official_one():
 
 
 @with_files
-@pytest.mark.parametrize("entry", uci.ENTRIES, ids=lambda entry: entry.name)
+@pytest.mark.parametrize(
+    "entry", [entry for entry in CATALOGUE.values() if entry.splits], ids=lambda entry: entry.name
+)
 def test_regression_sets_and_their_published_splits(entry, tmp_path):
     """Also: the published text files, written anew, give the values that downloads must have."""
     path = Path(FOLDER) / "uci" / f"{entry.name}.npz"

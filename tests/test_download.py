@@ -12,14 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FuturesTimeoutError
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from covary import data
 from covary.data import download, images, store, uci
+from covary.data.catalogue import CATALOGUE, Entry, Form, uci_entry
 from covary.data.download import CHUNK_BYTES, File, fetch_file
-from covary.data.entry import Entry, Form
 from covary.data.locking import held
 from tests import data_files
 from tests.data_files import serve, sha256
@@ -256,7 +257,7 @@ def test_another_part_than_asked_for_is_not_taken(tmp_path):
 def test_a_pipe_or_a_folder_in_its_place_is_told_at_once(tmp_path, name):
     (tmp_path / "set" / name).mkdir(parents=True)
     with serve({"numbers.bin": CONTENT}) as server:
-        with pytest.raises(data.DataError, match=f"{name} is a directory"):
+        with pytest.raises(data.DataError, match=f"{name} is a folder"):
             fetch_file(file_at(server.url), tmp_path)
         (tmp_path / "set" / name).rmdir()
         os.mkfifo(tmp_path / "set" / name)
@@ -336,7 +337,7 @@ def tiny(monkeypatch):
             classes=("a", "b", "c"),
             forms=(Form(files, images.read_idx_set),),
         )
-        monkeypatch.setitem(store.CATALOGUE, "tiny", entry)
+        monkeypatch.setitem(CATALOGUE, "tiny", entry)
         return parts
 
     return install
@@ -387,6 +388,12 @@ def test_load_without_download_says_where_it_looked(tiny, tmp_path):
     assert str(tmp_path) in str(caught.value)
 
 
+def tiny_entry(sha256: str = "") -> Entry:
+    known: dict[str, Any] = {"title": "Tiny", "source": "here", "targets": ("t",)}
+    columns = ("a", "b", "c")
+    return uci_entry("tiny", rows=20, features=columns, sha256=sha256, splits=2, **known)
+
+
 @pytest.fixture
 def table(monkeypatch):
     """A regression set of the benchmark, 20 x 3, the target being column 1 of the text file."""
@@ -399,7 +406,7 @@ def table(monkeypatch):
 
     def install(address: str, folder) -> tuple[np.ndarray, dict[str, bytes]]:
         monkeypatch.setattr(uci, "TEXTS", address)
-        entry = uci.entry("tiny", "Tiny", 20, "a, b, c -> t", "", "here", splits=2)
+        entry = tiny_entry()
         folder.mkdir()
         sources = [folder / name for name in texts]
         for path, content in zip(sources, texts.values(), strict=True):
@@ -408,7 +415,7 @@ def table(monkeypatch):
         (form,) = entry.forms
         right = replace(form.files[0], sha256=uci.uci_digest(folder / "tiny.npz"))
         monkeypatch.setitem(
-            store.CATALOGUE, "tiny", replace(entry, forms=(replace(form, files=(right,)),))
+            CATALOGUE, "tiny", replace(entry, forms=(replace(form, files=(right,)),))
         )
         return rows, {f"tiny/data/{name}": content for name, content in texts.items()}
 
@@ -431,8 +438,9 @@ import sys
 from pathlib import Path
 from covary.data import uci
 from covary.data.download import fetch_file
+from tests.test_download import tiny_entry
 uci.TEXTS, sha256, folder = sys.argv[1:]
-(form,) = uci.entry("tiny", "Tiny", 20, "a, b, c -> t", sha256, "here", splits=2).forms
+(form,) = tiny_entry(sha256).forms
 fetch_file(form.files[0], Path(folder))
 """
 

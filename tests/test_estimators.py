@@ -19,7 +19,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import covary
 from covary.estimators import NOISES, MomentClassifier, MomentRegressor
-from covary.estimators.folds import cross_validation
+from covary.estimators.data import cross_validation
 from covary.uncertainty.scores import expected_softmax
 
 # Few steps, a high learning rate and few units: the checks fit some 400 times, and some ask for a

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,9 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 from torch import nn
-from typer.testing import CliRunner
 
 import covary
-from covary.cli import app
-from covary.cli.fidelity import _advice, _percent
+from covary.cli.probe import _advice, _percent
 from covary.data import DataError
 from covary.models import plain
 from covary.runs import (
@@ -29,37 +28,31 @@ from covary.runs import (
     RunError,
     costs,
     measure_fidelity,
-    peak_memory,
 )
 from covary.runs.results import Agreement, Fidelity, Representation
 from covary.runs.samples import load_data
 from covary.runs.tracking import fidelity_of
-from covary.runs.training import resolve, train
 from covary.training import TrainingConfig
+from tests import commands
+from tests.commands import trained_run
 from tests.test_files import ORIGIN
 
 QUICK = {"epochs": 2, "hidden": (24, 16, 12), "batch_size": 128, "activation": "relu"}
 KINDS = [
     "full",
-    "tracked, exact_width=0",
-    "tracked, exact_width=12",
-    "tracked, exact_width=16",
+    "tracked:0",
+    "tracked:12",
+    "tracked:16",
     "shared",
     "diagonal",
 ]
 
 
 def trained(path, name: str = "digits", **chosen) -> Run:
-    config = DataConfig(name=name)
-    dataset, _ = load_data(config)
-    train(resolve(config, dataset, QUICK | chosen), dataset, Run(path))
-    return Run(path)
+    return trained_run(path, name, **QUICK | chosen)
 
 
-def command(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["fidelity", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result.output
+command = partial(commands.covary, "fidelity")
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +101,8 @@ def test_errors_are_those_of_the_networks(measured):
     net = measured.network()
     with torch.no_grad():
         exact = covary.with_covariance(net, "full")(dataset.x_test)
-        other = covary.with_covariance(net, "tracked", exact_width=12)(dataset.x_test)
-    found = by_name(measured)["tracked, exact_width=12"]["parts"]["test"]
+        other = covary.with_covariance(net, "tracked:12")(dataset.x_test)
+    found = by_name(measured)["tracked:12"]["parts"]["test"]
     for key, value, truth in (
         ("mean", other.mean, exact.mean),
         ("covariance", other.covariance_matrix, exact.covariance_matrix),
@@ -145,18 +138,17 @@ def test_tracking_is_measured_first_where_it_is_missing(tmp_path):
     assert fidelity_of(run.network()) is not None
     result = measure_fidelity(run, samples=50)
     assert result.notes == ()
-    width = fidelity_of(run.network()).width(None)
-    assert result.chosen == f"tracked, exact_width={width}"
+    assert result.chosen == fidelity_of(run.network()).named("tracked")
     run.clear()
     assert not any(path.name.startswith("fidelity") for path in run.path.iterdir())
 
 
 @pytest.mark.usefixtures("no_processes")
 def test_the_width_of_the_run_is_among_those_compared(tmp_path):
-    run = trained(tmp_path / "run", covariance="tracked", exact_width=14)
+    run = trained(tmp_path / "run", covariance="tracked:14")
     result = measure_fidelity(run, samples=50)
-    assert result.chosen == "tracked, exact_width=14"
-    assert "tracked, exact_width=14" in [kind.name for kind in result.representations]
+    assert result.chosen == "tracked:14"
+    assert "tracked:14" in [kind.name for kind in result.representations]
 
 
 @pytest.mark.usefixtures("no_processes")
@@ -173,13 +165,11 @@ def test_samples_are_so_many_and_chosen_by_the_seed(measured, tmp_path):
 
 
 @pytest.mark.usefixtures("no_processes")
-def test_foreign_inputs_are_a_part_of_their_own(tmp_path, monkeypatch):
+def test_ood_inputs_are_a_part_of_their_own(tmp_path, monkeypatch):
     run = trained(tmp_path / "run")
     dataset, _ = load_data(DataConfig(name="digits"))
-    foreign = replace(dataset, name="noise", x_test=torch.randint(0, 256, (70, 1, 8, 8)).byte())
-    monkeypatch.setattr(
-        covary.data, "load", lambda name, **_: foreign if name == "noise" else dataset
-    )
+    ood = replace(dataset, name="noise", x_test=torch.randint(0, 256, (70, 1, 8, 8)).byte())
+    monkeypatch.setattr(covary.data, "load", lambda name, **_: ood if name == "noise" else dataset)
     result = measure_fidelity(run, ood=["noise"], samples=60)
     assert result.parts == ("test", "noise")
     parts = result.representations[-1].parts
@@ -188,7 +178,7 @@ def test_foreign_inputs_are_a_part_of_their_own(tmp_path, monkeypatch):
     assert np.load(run.path / "fidelity.npz")["noise/shared"].shape == (60,)
 
 
-def test_foreign_inputs_of_another_shape_are_refused(measured):
+def test_ood_inputs_of_another_shape_are_refused(measured):
     with pytest.raises(DataError, match=r"shape \(2,\), the network takes \(1, 8, 8\)"):
         measure_fidelity(measured, ood=["two-moons"])
     assert command(measured.path, "--ood", "two-moons", code=1).startswith("error: two-moons has")
@@ -199,7 +189,7 @@ def test_a_regression_has_no_largest_mean(tmp_path):
     run = trained(tmp_path / "run", "diabetes", covariance="tracked")
     said = command(run.path, "--samples", "40")
     assert "class" not in said
-    assert by_name(run)["tracked, exact_width=0"]["parts"]["test"]["argmax"] is None
+    assert by_name(run)["tracked:0"]["parts"]["test"]["argmax"] is None
 
 
 @pytest.mark.usefixtures("no_processes")
@@ -226,11 +216,10 @@ def test_what_cannot_be_compared_is_said(tmp_path, measured):
 
 def kind(name: str, time: float, *found: tuple[float | None, float]) -> Representation:
     """With the rank and the error of the covariance for each part."""
-    width = int(name.partition("=")[2] or 0) if name.startswith("tracked") else None
     parts = {
         str(i): Agreement(9, 0.0, 0.0, error, rank, None) for i, (rank, error) in enumerate(found)
     }
-    return Representation(name, name.partition(",")[0], width, time, None, parts)
+    return Representation(name, time, None, parts)
 
 
 FULL = kind("full", 100.0, (1.0, 0.0))
@@ -254,11 +243,11 @@ def advice(*kinds: Representation, chosen: str = "tracked") -> str:
 def test_advice_is_the_cheapest_that_agrees():
     """Shared covariances are never advised: samples would depend on their neighbours."""
     coarse = kind("tracked", 10.0, (0.98, 0.2))
-    fine = kind("tracked, exact_width=8", 20.0, (0.999, 0.0))
+    fine = kind("tracked:8", 20.0, (0.999, 0.0))
     said = advice(coarse, fine, chosen=fine.name)
-    assert said.startswith("Take tracked, exact_width=8: 5.0 times faster than full")
+    assert said.startswith("Take tracked:8: 5.0 times faster than full")
     assert said.endswith("(covary evaluate runs/a --covariance tracked).")
-    assert "--exact-width 8" in advice(coarse, fine, chosen="tracked")
+    assert "--covariance tracked:8" in advice(coarse, fine, chosen="tracked")
     same = kind("diagonal", 5.0, (None, 0.01))  # equal entropies everywhere have no rank
     assert advice(coarse, fine, same).startswith("Take diagonal: 20.0 times faster")
 
@@ -267,8 +256,8 @@ def test_advice_is_exact_where_nothing_else_will_do():
     assert "cheaper agrees too little" in advice(kind("tracked", 10.0, (0.5, 0.01)))
     assert "cheaper agrees too little" in advice(kind("tracked", 10.0, (1.0, 0.5)))
     assert "nothing is cheaper" in advice(kind("tracked", 200.0, (1.0, 0.0)))
-    misled_by_foreign_inputs = kind("tracked", 10.0, (1.0, 0.0), (0.7, 0.02))
-    assert advice(misled_by_foreign_inputs).startswith("Take full")
+    misled_by_ood_inputs = kind("tracked", 10.0, (1.0, 0.0), (0.7, 0.02))
+    assert advice(misled_by_ood_inputs).startswith("Take full")
 
 
 def test_errors_are_shown_without_exponents():
@@ -313,7 +302,7 @@ def wide_run(path: Path) -> Run:
 def test_memory_is_that_of_the_covariances_alone(tmp_path):
     """The process that measures begins small, however much this one holds."""
     run, batch = wide_run(tmp_path), 512
-    full, diagonal = (costs.peak_memory(run, name, None, batch) for name in ("full", "diagonal"))
+    full, diagonal = (costs.peak_memory(run, name, batch) for name in ("full", "diagonal"))
     matrices = batch * 128 * 128 * 4 / 1e6
     assert full is not None
     assert diagonal is not None
@@ -323,13 +312,13 @@ def test_memory_is_that_of_the_covariances_alone(tmp_path):
 
 def test_memory_is_unknown_where_the_system_does_not_tell(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(peak_memory, "_STATUS", tmp_path / "none")
-    assert peak_memory.peak() > 10
+    monkeypatch.setattr(costs, "_STATUS", tmp_path / "none")
+    assert costs.peak() > 10
     monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows: importing it fails
-    assert peak_memory.peak() is None
-    assert peak_memory.above_idle(wide_run(tmp_path), "full", None, 2) is None
+    assert costs.peak() is None
+    assert costs.above_idle(wide_run(tmp_path), "full", 2) is None
 
 
 def test_a_failed_measurement_of_memory_says_why(tmp_path):
     with pytest.raises(RunError, match=r"full covariances take could not be .*holds no run"):
-        costs.peak_memory(Run(tmp_path), "full", None, 2)
+        costs.peak_memory(Run(tmp_path), "full", 2)

@@ -20,9 +20,14 @@ from covary.runs.samples import load_data, validation_rows
 from covary.runs.training import resolve, train
 from covary.uncertainty import FittedScore, fit, metrics
 from covary.uncertainty.calibration import LogitCalibration, fit_logits
-from covary.uncertainty.features import FEATURES, log_margin
-from covary.uncertainty.fitted import fit_features
-from covary.uncertainty.scores import expected_softmax
+from covary.uncertainty.fitted import (
+    FEATURES,
+    cross_fitted,
+    features_of,
+    fit_features,
+    log_margin,
+)
+from covary.uncertainty.scores import expected_max, expected_softmax
 
 CLASSES = 4
 
@@ -53,11 +58,8 @@ def test_the_density_is_a_gaussian_per_predicted_class(net, features):
     """Against scipy, of the same regularised covariances."""
     x, _ = clusters(1200, seed=1)
     score = fit(net, x, features=features)
-    kind = FEATURES[features]
-    watched = kind.network(net)
-    with torch.no_grad(), kind.watch(watched) as seen:
-        out = watched(x)
-        values = kind.of(seen, out)
+    with torch.no_grad():
+        values, out = FEATURES[features](net, x)
     white = ((values - values.mean(0)) / values.std(0, correction=0)).numpy()
     predicted = out.mean.argmax(-1).numpy()
     groups = [white[predicted == k] for k in range(CLASSES)]
@@ -214,12 +216,23 @@ def test_a_run_keeps_its_calibration_and_scores(digits, monkeypatch):
     expected = metrics.nll(probabilities.numpy(), dataset.y_test.numpy())
     assert calibration.test["nll"] == pytest.approx(expected, rel=1e-3)
     with np.load(digits.predictions_path) as arrays:
-        assert arrays["test/fitted"].shape == (len(dataset.x_test),)
+        assert arrays["test/score_fitted"].shape == (len(dataset.x_test),)
     known = uncertainty_of(digits)
     assert known.calibration.to_dict()["temperature"] == calibration.temperature
     score = known.scores["fitted"](net, dataset.x_test)
     with np.load(digits.predictions_path) as arrays:
-        np.testing.assert_allclose(score, arrays["test/fitted"], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(score, arrays["test/score_fitted"], rtol=1e-4, atol=1e-4)
+    # Thresholds that most held-out inputs do not exceed, and of no other inputs.
+    with torch.no_grad():
+        moments = net(dataset.x[held_out])
+        scored = {"entropy": moments.entropy(), "calibrated": expected_max(by_hand(moments))}
+        own = known.scores["fitted"](net, dataset.x[held_out])
+    for name, values in scored.items():
+        threshold = calibration.thresholds[name]
+        assert threshold == pytest.approx(np.quantile(values, 0.85), rel=0.05)
+        assert (values <= threshold + 1e-3 * abs(threshold)).float().mean() >= 0.84
+    # The fitted score's comes from fits to other inputs: its own score lower than new ones.
+    assert calibration.thresholds["fitted"] > np.quantile(own, 0.85)
     # Known from now on: nothing is fitted again.
     monkeypatch.setattr("covary.runs.uncertainty.fit_logits", None)
     again = evaluate(digits, covariance="full")
@@ -301,3 +314,26 @@ def test_a_run_of_regression(tmp_path):
     with np.load(run.predictions_path) as arrays:
         assert arrays["test/calibrated_variance"].shape == arrays["test/variance"].shape
     assert set(found.scores["test"]["fitted"]) == {"spearman_error"}
+
+
+def test_a_loader_is_told_how_to_be_gathered():
+    net = covary.mlp([4, 8, 3], noise=0.3).eval()
+    with pytest.raises(TypeError, match=r"got list\. Of a loader: torch\.cat"):
+        fit(net, [(torch.randn(8, 4), torch.zeros(8))])
+
+
+def test_cross_fitted_scores_are_those_of_new_samples():
+    """Of samples that a score was fitted to, fewer exceed a threshold than of new ones."""
+    net = covary.mlp([4, 16, 3], noise=0.3).eval()
+    generator = torch.Generator().manual_seed(0)
+    x, new = (torch.randn(n, 4, generator=generator) for n in (150, 4000))
+    values, mean = features_of("moments", net, [x])
+    settings = {"classes": 3, "features": "moments"}
+    score = fit_features(values, mean, **settings)
+    own = score.of(values, mean).quantile(0.85)
+    crossed = cross_fitted(values, mean, **settings).quantile(0.85)
+    answered = [
+        (score(net, new) <= threshold).double().mean().item() for threshold in (own, crossed)
+    ]
+    assert answered[0] < answered[1]
+    assert abs(answered[1] - 0.85) < 0.08

@@ -150,7 +150,7 @@ def test_linear_response_never_exceeds_the_variance(neuron):
 
 def test_tables_join_where_their_formulas_change():
     """At x = 0, at the start of the asymptotic series, and at the end of the table."""
-    edges = [0.0, dawson._ASYMPTOTIC_BELOW]
+    edges = [0.0, float(dawson._line(np.array(dawson._FAR)))]
     for edge, name in itertools.product(edges, dawson.FAMILIES):
         near = dawson.place(torch.tensor([edge - 1e-9, edge + 1e-9], dtype=torch.float64))
         below, above = near.look_up(name).tolist()

@@ -17,7 +17,7 @@ import covary
 from covary import covariance, linalg
 from covary.covariance import Diagonal, Full, Shared
 from covary.moments import Moments
-from covary.replicas import Replicas
+from covary.training.replicas import Replicas
 
 # Networks here are made to be looked at, and never measured.
 pytestmark = pytest.mark.filterwarnings("ignore::covary.nn.fidelity.TrackingWarning")
@@ -144,10 +144,10 @@ def test_gradients_of_regular_samples_survive_a_singular_one():
 @pytest.mark.parametrize(
     "cov",
     [
-        Full.start(torch.full((1, 1), 0.3), 4),
+        Full.independent(torch.full((1, 1), 0.3), 4),
         Full(None, torch.rand(3, 4)),
         Diagonal(torch.rand(1, 4)),
-        Shared(Full.start(torch.full((1, 1), 0.3), 4)),
+        Shared(Full.independent(torch.full((1, 1), 0.3), 4)),
     ],
     ids=lambda cov: type(cov).__name__,
 )
@@ -480,3 +480,10 @@ def test_conversion_notices_weights_that_were_changed():
 def test_numpy_is_told_to_take_a_tensor():
     with pytest.raises(TypeError, match=r"numpy takes a Tensor and got Moments\. Pass"):
         np.asarray(event_moments())
+
+
+def test_a_single_row_needs_a_dimension_more():
+    out = covary.mlp([4, 5, 3])(torch.zeros(2, 4))
+    with pytest.raises(ValueError, match=r"got \(3,\)\. Give a single row another dimension"):
+        out.project(torch.ones(3))
+    assert out.project(torch.ones(1, 3)).mean.shape == (2, 1)

@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -355,25 +354,17 @@ def test_compile_to_machine_code():
     assert_compiles("inductor", "full", "relu")
 
 
-MAKERS: dict[str, Callable[[str, Any], Any]] = {
-    "Lift": lambda name, width: covary.nn.Lift(0.2, name, exact_width=width),
-    "mlp": lambda name, width: covary.mlp([4, 3], covariance=name, exact_width=width)[0],
-    "with_covariance": lambda name, width: (
-        covary.with_covariance(covary.mlp([4, 3]), name, exact_width=width).lift
-    ),
+MAKERS: dict[str, Callable[[str], Any]] = {
+    "Lift": lambda kind: covary.nn.Lift(0.2, kind),
+    "mlp": lambda kind: covary.mlp([4, 3], covariance=kind)[0],
+    "with_covariance": lambda kind: covary.with_covariance(covary.mlp([4, 3]), kind).lift,
 }
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_exact_width_is_a_number_of_units_of_a_network_that_tracks(make):
-    for width in (0, 3, np.int64(3), np.uint8(3), torch.tensor(3)):
-        made = make("tracked", width).exact_width
-        assert (type(made), made) == (int, int(width))
-    for wrong in (-1, np.int64(-1), True, False, np.bool_(True), "3", 3.0, [3]):
-        with pytest.raises(ValueError, match="is a number of units, 0 or more, got"):
-            make("tracked", wrong)
-    for name in ("full", "diagonal", "shared"):
-        assert make(name, None).exact_width is None
-        for width in (0, 3):
-            with pytest.raises(ValueError, match=f"is for tracked covariances, .* {name}"):
-                make(name, width)
+def test_tracked_covariances_may_name_up_to_how_many_units_layers_are_exact(make):
+    for kind in ("tracked", "tracked:0", "tracked:30"):
+        assert make(kind).covariance == kind
+    for wrong in ("tracked:", "tracked:-1", "tracked:3.0", "tracked: 3", "tracked:x", "full:3"):
+        with pytest.raises(ValueError, match=f"Unknown covariance '{wrong}'; .*tracked:N"):
+            make(wrong)

@@ -247,11 +247,11 @@ def test_mixed_network():
         (lambda: covary.nn.Activation("ReLU"), r"'ReLU' \(did you mean 'relu'\?\); known are"),
         (lambda: covary.nn.Activation(nn.ReLU()), "did you mean 'relu'"),  # type: ignore[arg-type]
         (lambda: covary.nn.Lift(0.2, "fulll"), "'fulll'; known are full, diagonal, shared, tr"),
-        (lambda: covary.nn.Lift(0.2, "tracked", exact_width=-1), "0 or more, got -1"),
-        (lambda: covary.mlp([4, 2], exact_width=True), "exact_width is a number .*got True"),
+        (lambda: covary.nn.Lift(0.2, "tracked:-1"), "'tracked:-1'; known are .* tracked:N"),
+        (lambda: covary.mlp([4, 2], covariance="full:3"), "Unknown covariance 'full:3'"),
         (
-            lambda: covary.with_covariance(covary.mlp([4, 2]), "tracked", exact_width=2.5),  # type: ignore[arg-type]
-            "0 or more, got 2.5",
+            lambda: covary.with_covariance(covary.mlp([4, 2]), "tracked:2.5"),
+            "Unknown covariance 'tracked:2.5'",
         ),
         (lambda: covary.nn.Dropout(1.0), r"in \[0, 1\), got 1\.0"),
         (lambda: covary.nn.Activation("swishy"), "Unknown activation 'swishy'; known are"),
@@ -286,7 +286,6 @@ def test_bad_arguments_are_named(build, message):
         ([[0.0] * 4], TypeError, "Lift takes a Tensor, got list"),
         (torch.tensor([[0, 1, math.nan, 3.0]]), ValueError, r"1 NaN or infinite .*at \[0, 2\]"),
         (torch.full((2, 4), math.inf), ValueError, "8 NaN or infinite"),
-        (lifted(n=4), TypeError, "Lift takes a plain Tensor and got Moments"),
     ],
 )
 def test_bad_input_is_named(x, error, message):
@@ -340,8 +339,8 @@ def test_value_checks_can_be_switched_off():
 
 def test_layers_print_well():
     assert repr(covary.nn.Lift(0.2)) == "Lift(noise=0.2, covariance='full')"
-    tracked = covary.nn.Lift(0.2, "tracked", exact_width=8)
-    assert repr(tracked) == "Lift(noise=0.2, covariance='tracked', exact_width=8)"
+    tracked = covary.nn.Lift(0.2, "tracked:8")
+    assert repr(tracked) == "Lift(noise=0.2, covariance='tracked:8')"
     assert repr(covary.nn.Linear(4, 2)) == "Linear(in_features=4, out_features=2, bias=True)"
     assert repr(covary.nn.Activation("relu")) == "Activation(relu)"
     assert repr(covary.nn.ReLU()) == "ReLU()"
@@ -446,7 +445,7 @@ class NoHalfPrecision(TorchDispatchMode):
 @pytest.mark.parametrize("used_within", [True, False])
 @pytest.mark.parametrize("exact_width", [0, 15])
 def test_a_look_within_autocast_is_in_full_precision(exact_width, used_within, looked_at):
-    net = covary.mlp([30, 20, 15, 70], covariance="tracked", exact_width=exact_width).eval()
+    net = covary.mlp([30, 20, 15, 70], covariance=f"tracked:{exact_width}").eval()
     x = torch.randn(50, 30)
     with torch.no_grad():
         expected, out = getattr(net(x), looked_at), net(x)

@@ -12,7 +12,7 @@ from covary.models import has_slope, noise_of, plain
 from covary.nn import BatchNorm1d, Drawn, Lift, Linear, MomentLayer, Noise, Noisy, ReLU, Rescale
 from covary.stochastic import Chain, sample_steady
 from covary.training import RegressionLoss
-from covary.uncertainty.features import watch_means, watch_moments
+from covary.uncertainty.fitted import moment_features, plain_features
 
 NAMED = "Heaviside ReLU LeakyReLU GELU Probit Tanh Sigmoid SiLU Softplus"
 
@@ -104,14 +104,17 @@ def test_own_layers_have_a_conventional_version(net):
 
 
 def test_own_layers_are_watched(net):
+    """Three features of the entrance, three of the hidden layer (four if plain), the output's."""
     x = torch.randn(5, 3)
-    with watch_moments(net) as seen:
-        net(x)
-    assert [each.mean.shape for each in seen.after] == [(5, 8)]
-    conventional = plain(net)
-    with watch_means(conventional) as means:
-        conventional(x)
-    torch.testing.assert_close(means.after[0], net[1].linear(x).relu())
+    features, out = moment_features(net, x)
+    assert features.shape == (5, 3 + 3 + 4)
+    after = net[1](net[0](x))
+    torch.testing.assert_close(features[:, 4], after.mean.double().norm(dim=-1).log())
+    torch.testing.assert_close(out.mean, net(x).mean)
+    features, _ = plain_features(plain(net), x)
+    assert features.shape == (5, 3 + 4 + 2)
+    hidden = net[1].linear(x).relu().double()
+    torch.testing.assert_close(features[:, 3], hidden.norm(dim=-1).log())
 
 
 def test_own_noise_is_noise(net):
@@ -181,7 +184,7 @@ def test_nested_networks_have_a_conventional_version():
     net, x = nested(), torch.randn(7, 3)
     conventional = plain(net, dropout=0.1)
     kinds = [type(layer).__name__ for layer in conventional]
-    assert kinds == ["Sequential", "Linear", "Function", "Dropout", "Linear", "Rescaled"]
+    assert kinds == ["Sequential", "Linear", "Function", "Dropout", "Linear", "Rescale"]
     assert conventional[0] is net[0]  # conventional already
     silent = covary.with_noise(net, 0.0).eval()
     torch.testing.assert_close(conventional(x), silent(x).mean)

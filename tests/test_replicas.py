@@ -11,9 +11,7 @@ from torch import nn
 
 import covary
 from covary import covariance
-from covary import replicas as module
 from covary.nn.fidelity import Fidelity, Row
-from covary.replicas import ReplicaBatches, ReplicaLoss, Replicas
 from covary.training import (
     ClassificationLoss,
     RegressionLoss,
@@ -21,6 +19,8 @@ from covary.training import (
     TrainingConfig,
     fit,
 )
+from covary.training import replicas as module
+from covary.training.replicas import ReplicaBatches, ReplicaLoss, Replicas
 
 NOISES = [0.0, 0.1, 0.3, 1.0]
 FEATURES = 3
@@ -43,8 +43,8 @@ def networks(outputs=1, **settings):
     ]
 
 
-def tracking(**settings):
-    return covary.mlp([FEATURES, 8, 1], covariance="tracked", **settings)
+def tracking(covariance="tracked", **settings):
+    return covary.mlp([FEATURES, 8, 1], covariance=covariance, **settings)
 
 
 def rows_of_each(n=40, samples=25):
@@ -317,7 +317,7 @@ def test_each_replica_has_the_batches_it_would_have_alone():
         (lambda: covary.mlp([3, 8, 8, 1]), "replica 1 has"),
         (lambda: covary.mlp([3, 8, 1], covariance="shared"), "'shared'.*Lift.*'full'"),
         (lambda: covary.mlp([3, 8, 1]).double(), "float64"),
-        (lambda: tracking(exact_width=8), "'tracked', exact_width=8.*'full'"),
+        (lambda: tracking("tracked:8"), "'tracked:8'.*'full'"),
         (lambda: covary.mlp([3, 8, 1], poisson=True), "poisson=True"),
     ],
 )
@@ -327,8 +327,8 @@ def test_other_architectures_are_refused(other, message):
 
 
 def test_layers_that_are_exact_belong_to_the_architecture():
-    with pytest.raises(ValueError, match=r"exact_width=8\).*where.* exact_width=4\)"):
-        Replicas([tracking(exact_width=4), tracking(exact_width=8)])
+    with pytest.raises(ValueError, match=r"'tracked:8'.*where.*'tracked:4'"):
+        Replicas([tracking("tracked:4"), tracking("tracked:8")])
 
 
 def test_wrong_shapes_are_refused():

@@ -18,7 +18,7 @@ from PIL import Image
 from covary import report
 from covary.files import FileError
 from covary.models import lenet
-from covary.report import curves, page, words
+from covary.report import page, refusing, words
 from covary.uncertainty.metrics import METRICS
 from tests import report_runs
 from tests.report_runs import Page, evaluation, predictions
@@ -116,10 +116,10 @@ def test_summary_of_a_classification(pages):
     text = " ".join(page.texts("p"))
     assert f"{right.sum():,} of {len(label):,} test inputs are right ({right.mean():.1%})" in text
     entropy, doubt = arrays["test/entropy"], report_runs.doubt(mean)
-    foreign = arrays["notmnist/entropy"], report_runs.doubt(arrays["notmnist/mean"])
+    ood = arrays["notmnist/entropy"], report_runs.doubt(arrays["notmnist/mean"])
     for pairs in (
         [(entropy[~right], entropy[right]), (doubt[~right], doubt[right])],
-        [(foreign[0], entropy), (foreign[1], doubt)],
+        [(ood[0], entropy), (ood[1], doubt)],
     ):
         by_entropy, by_softmax = (report_runs.auroc(*pair) for pair in pairs)
         assert f"AUROC {by_entropy:.2f} by entropy, {by_softmax:.2f} by max-softmax" in text
@@ -151,16 +151,17 @@ def test_curves_are_counts_at_their_thresholds(name, pages):
     page, arrays = pages[name], predictions(pages[name])
     data = page.data()
     assert data["samples"] == len(arrays["test/mean"])
-    for column, score in enumerate(data["scores"]):
-        assert len(score["threshold"]) <= curves.POINTS
+    for score in data["scores"]:
+        column = score["target"]
+        assert len(score["threshold"]) <= refusing.POINTS + 1
         assert score["answered"][-1] == data["samples"]
 
-        def scores(part, column=column, rule=score["rule"]):
-            if rule == "entropy":
-                return arrays[f"{part}/entropy"].astype(float)
-            if rule == "doubt":
+        def scores(part, column=column, name=score["score"]):
+            if name == "stddev":
+                return np.sqrt(arrays[f"{part}/variance"][:, column].astype(float))
+            if name == "max_softmax":
                 return report_runs.doubt(arrays[f"{part}/mean"])
-            return np.sqrt(arrays[f"{part}/variance"][:, column].astype(float))
+            return arrays[f"{part}/entropy"].astype(float)
 
         if data["task"] == "classification":
             loss = (arrays["test/mean"].argmax(1) != arrays["test/label"]).astype(float)
@@ -171,7 +172,7 @@ def test_curves_are_counts_at_their_thresholds(name, pages):
         answered = scores("test") <= limits[:, None]
         np.testing.assert_array_equal(answered.sum(1), score["answered"])
         np.testing.assert_allclose(answered @ loss, score["loss"], rtol=1e-9, atol=1e-9)
-        for part, counts in zip(data["foreign"], score["foreign"], strict=True):
+        for part, counts in zip(data["ood"], score["ood"], strict=True):
             assert part["samples"] == len(arrays[f"{part['name']}/mean"])
             found = scores(part["name"]) <= limits[:, None]
             np.testing.assert_array_equal(found.sum(1), counts)
@@ -191,7 +192,7 @@ def test_gallery_shows_the_extremes(pages):
     bad = [a for tag, a, _ in page.all("li") if a.get("class") == "bad"]
     assert len(bad) == 16
     assert page.texts("span").count("wrong") == 16
-    assert "Foreign inputs: notmnist" in page.texts("h3")
+    assert "Out-of-distribution inputs: notmnist" in page.texts("h3")
     # Pixels are those of the inputs.
     for _, attributes, _ in page.all("img")[:8]:
         index = int(re.findall(r"\d+", attributes["alt"])[0])
@@ -225,7 +226,7 @@ def test_names_cannot_break_the_page(pages):
     assert page.all("b") == []
     assert page.texts("h1") == ["iris & <friends>: what the network is unsure of"]
     two = pages["two targets"]
-    assert two.data()["scores"][1]["label"] == "cooling load <kWh>"
+    assert "cooling load <kWh>" in two.texts("span")
     assert "<kWh>" not in "".join(re.findall(r"<text.*?</text>", two.source))
 
 
@@ -247,6 +248,75 @@ def test_the_page_depends_on_the_run_alone(pages, tmp_path):
     assert (tmp_path / "elsewhere" / "figures" / "entropy.svg").is_file()
 
 
+def calibrate(run, arrays, **numbers):
+    """Add calibrated arrays and scores to a run, and what held-out data gave."""
+    stored = dict(np.load(run / "predictions.npz"))
+    np.savez(run / "predictions.npz", **stored, **arrays)
+    content = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
+    content["calibration"] = {"scale": 1.0, "noise": None, "held_out_samples": 40, **numbers}
+    (run / "evaluation.json").write_text(json.dumps(content), encoding="utf-8")
+    return Page(report.write(run))
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory):
+    """A classification with calibrated probabilities, one more score, and thresholds."""
+    run = report_runs.table(tmp_path_factory.mktemp("calibrated"))
+    stored = dict(np.load(run / "predictions.npz"))
+    probabilities = report_runs.softmax(stored["test/mean"] / 3)
+    trace = stored["test/variance"].sum(1)
+    return calibrate(
+        run,
+        {"test/calibrated_probabilities": probabilities, "test/score_trace": trace},
+        kind="logits",
+        temperature=3.0,
+        thresholds={"calibrated": 0.2, "entropy": float(np.median(stored["test/entropy"]))},
+        test={"ece": 0.0123},
+    )
+
+
+def test_calibrated_probabilities_come_first(calibrated):
+    data, arrays = calibrated.data(), predictions(calibrated)
+    first, *others = data["scores"]
+    assert first["score"] == "calibrated"
+    assert [score["score"] for score in others] == ["entropy", "max_softmax", "trace"]
+    doubt = 1 - arrays["test/calibrated_probabilities"].max(1)
+    np.testing.assert_allclose(first["threshold"], np.unique(doubt.round(12)), rtol=1e-6)
+    text = (calibrated.path.parent / "figures" / "reliability.svg").read_text(encoding="utf-8")
+    assert "Calibrated probabilities (ECE 0.012)" in text
+    assert "before calibration (ECE" in text
+    assert "Dotted: max-softmax, which is not calibrated." in calibrated.source
+
+
+def test_thresholds_are_those_of_held_out_inputs(calibrated):
+    data = calibrated.data()
+    assert data["held_out"] == 40
+    assert [score["recommended"] for score in data["scores"]][0::2] == [0.2, None]
+
+
+def test_deviations_on_the_slider_are_calibrated(tmp_path):
+    run = report_runs.concrete(tmp_path)
+    stored = dict(np.load(run / "predictions.npz"))
+    variance = 2 * stored["test/variance"] + 1
+    page = calibrate(
+        run,
+        {"test/calibrated_mean": stored["test/mean"], "test/calibrated_variance": variance},
+        kind="variance",
+        offset=[1.0],
+        thresholds={"stddev_1": 3.0},
+        test={"coverage_90": 0.9},
+    )
+    score = page.data()["scores"][0]
+    assert (score["label"], score["recommended"]) == ("calibrated standard deviation", 3.0)
+    np.testing.assert_allclose(score["threshold"], np.unique(np.sqrt(variance)), rtol=1e-6)
+    assert "Calibrated intervals meant to hold 90%" in " ".join(page.texts("p"))
+
+
+@each_run
+def test_inputs_of_other_kinds_are_called_out_of_distribution(name, pages):
+    assert "foreign" not in pages[name].source.lower()
+
+
 @pytest.fixture
 def small(tmp_path):
     return report_runs.flawless(tmp_path)
@@ -262,7 +332,7 @@ def edit(run, array, change):
 
 def test_ties_are_answered_together(small):
     values, counts = np.unique(edit(small, "test/entropy", np.floor), return_counts=True)
-    curve = curves.curves(report.read(small))[0]
+    curve = refusing.curves(report.read(small))[0]
     assert curve.threshold.tolist() == values.tolist()
     assert curve.answered.tolist() == np.cumsum(counts).tolist()
 
@@ -296,7 +366,7 @@ def test_a_resumed_and_interrupted_history(small):
     row = '{"kind": "epoch", "step": 9, "epoch": %d, "loss": %d}\n'
     text = row % (1, 3) + row % (2, 2) + row % (2, 1) + '{"kind": "epo'
     (small / "metrics.jsonl").write_text(text, encoding="utf-8")
-    assert [row["loss"] for row in report.read(small).history] == [3, 1]
+    assert [row["loss"] for row in report.read(small).run.history] == [3, 1]
     (small / "metrics.jsonl").write_text("oops\n" + text, encoding="utf-8")
     with pytest.raises(FileError, match="line 1, is not a row of metrics"):
         report.read(small)
@@ -390,8 +460,9 @@ def readout(browser):
     )
 
 
-def choose(browser, score):
-    browser.execute_script(f"document.querySelector('input[value={score}]').click()")
+def choose(browser, kind, place):
+    chosen = browser.find_elements("css selector", f"input[name={kind}]")[place]
+    browser.execute_script("arguments[0].click()", chosen)
 
 
 def move_to(browser, at):
@@ -434,13 +505,13 @@ def test_slider_and_choice_of_a_classification(pages, browser):
     }
     seen = set()
     for i, (key, score) in enumerate(scores.items()):
-        choose(browser, key)
+        choose(browser, "score", i)
         last = int(browser.find_element("id", "coverage").get_attribute("max"))
         for at in (0, last // 3, last - 20, last):
             move_to(browser, at)
             threshold = page.data()["scores"][i]["threshold"][at]
             threshold += 1e-12 * abs(threshold)  # sums in another order
-            answered, foreign = score("test") <= threshold, score("notmnist") <= threshold
+            answered, ood = score("test") <= threshold, score("notmnist") <= threshold
             shown = readout(browser)
             seen.add(str(shown))
             assert integers(shown["answered"][1]) == [answered.sum(), len(right)]
@@ -448,7 +519,7 @@ def test_slider_and_choice_of_a_classification(pages, browser):
             if not answered.all():
                 refused = ~answered
                 assert integers(shown["refused"][1]) == [(refused & right).sum(), refused.sum()]
-            assert integers(shown["foreign-0"][1]) == [foreign.sum(), len(foreign)]
+            assert integers(shown["ood-0"][1]) == [ood.sum(), len(ood)]
             assert shown["right"][0] == words.percent(
                 int((answered & right).sum()), int(answered.sum()), decimals=2
             )
@@ -461,17 +532,38 @@ def test_slider_of_a_regression(pages, browser):
     arrays = predictions(page)
     visit(browser, page)
     for column in range(2):
-        choose(browser, f"stddev-{column}")
+        choose(browser, "target", column)
         stddev = np.sqrt(arrays["test/variance"][:, column].astype(float))
         error = (arrays["test/mean"] - arrays["test/target"])[:, column]
         for at in (3, 250, 400):
             move_to(browser, at)
-            answered = stddev <= page.data()["scores"][column]["threshold"][at]
+            (curve,) = [
+                score
+                for score in page.data()["scores"]
+                if (score["score"], score["target"]) == ("stddev", column)
+            ]
+            answered = stddev <= curve["threshold"][at]
             shown = readout(browser)
             assert integers(shown["answered"][1]) == [answered.sum(), len(error)]
             for key, chosen in (("rmse", answered), ("refused", ~answered)):
                 rmse = float(np.sqrt((error[chosen] ** 2).mean()))
                 assert float(shown[key][0]) == pytest.approx(rmse, rel=1e-3)
+
+
+def test_the_slider_begins_where_held_out_inputs_say(calibrated, browser):
+    visit(browser, calibrated)
+    doubt = 1 - predictions(calibrated)["test/calibrated_probabilities"].max(1)
+    shown = readout(browser)
+    assert integers(shown["answered"][1]) == [(doubt <= 0.2).sum(), len(doubt)]
+    advice = browser.find_element("id", "advice").text
+    assert "Recommended: calibrated probability ≥ 0.8000" in advice
+    assert "85% of the 40 held-out training inputs" in advice
+    move_to(browser, 0)
+    assert readout(browser) != shown
+    browser.find_element("id", "recommended").click()
+    assert readout(browser) == shown
+    choose(browser, "score", 3)
+    assert not browser.find_element("id", "recommended").is_displayed()
 
 
 def test_slider_by_keyboard(pages, browser):

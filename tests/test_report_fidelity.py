@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 
@@ -13,16 +12,14 @@ from scipy import stats
 from covary import report
 from covary.files import FileError
 from covary.report import figures_fidelity, words
-from covary.runs.results import Agreement, Fidelity, Representation
 from tests import report_runs
 from tests.report_fidelity import CHOSEN, WAYS, add_fidelity
 from tests.report_runs import Page
-from tests.test_files import ORIGIN
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """A classification with a foreign set, a regression, and a run that was not compared."""
+    """A classification with a OOD set, a regression, and a run that was not compared."""
     root = tmp_path_factory.mktemp("runs")
     made = {
         "images": report_runs.mnist(root),
@@ -111,7 +108,7 @@ def test_the_cost_figure_names_every_representation(pages):
     figure = pages["images"].path.parent / "figures" / "fidelity-cost.svg"
     text = figure.read_text(encoding="utf-8")
     for name in WAYS:
-        assert f">{name.removeprefix('tracked, ')}</text>" in text
+        assert f">{name}</text>" in text
     (alt,) = re.findall(r'aria-label="(Rank correlation[^"]*)"', pages["images"].source)
     for time in ("151", "6.2", "9.8", "4.1", "2.4"):
         assert f"at {time}" in alt
@@ -222,43 +219,6 @@ def test_files_that_cannot_be_read(small):
         report.write(small)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_labels_hide_neither_each_other_nor_points(seed):
-    """Costs and agreement as they come, tracked ones close to each other and to the exact one."""
-    rng = np.random.default_rng(seed)
-    widths = (24, 48, 96)[: rng.integers(1, 4)]
-    names = ["full", "tracked", *(f"tracked, exact_width={w}" for w in widths), "diagonal"]
-    times = [150.0, *np.sort(rng.uniform(5, 120, len(names) - 2)), rng.uniform(2, 5)]
-    ranks = [1.0, *np.sort(rng.uniform(0.95, 1, len(names) - 2)), rng.uniform(0.3, 0.9)]
-    made = Fidelity(
-        **ORIGIN,
-        dataset="mnist",
-        task="classification",
-        weights="",
-        batch=128,
-        parts=("test",),
-        representations=tuple(
-            Representation(
-                name,
-                name.partition(",")[0],
-                None,
-                time,
-                1.0,
-                {"test": Agreement(9, None, None, None, rank, None)},
-            )
-            for name, time, rank in zip(names, times, ranks, strict=True)
-        ),
-        chosen="tracked",
-    )
-    (axes,) = figures_fidelity.cost(made).figure.axes
-    labels = [text.get_window_extent() for text in axes.texts if text.get_gid() != "title"]
-    assert len(labels) == len(names)
-    assert not any(one.overlaps(other) for one, other in itertools.combinations(labels, 2))
-    points = axes.transData.transform(axes.lines[0].get_xydata())
-    assert len(points) == len(names)
-    assert not any(label.contains(*point) for label in labels for point in points)
-
-
 # Doubt that points the wrong way
 
 
@@ -277,8 +237,23 @@ def test_the_worst_doubt_is_a_contradiction():
 
 def test_an_approximate_evaluation_is_said_to_be_one(tmp_path):
     run = report_runs.flawless(tmp_path)
-    more = {"covariance": "tracked", "exact_width": 24, "notes": ["That is poor."]}
+    more = {"covariance": "tracked:24", "notes": ["That is poor."]}
     edit(run, "evaluation.json", lambda content: content.update(more))
     page = Page(report.write(run))
-    assert "tracked, exact_width=24 (shared in training)" in page.texts("dd")
+    assert "tracked:24 (shared in training)" in page.texts("dd")
     assert "Note on the evaluation: That is poor." in page.texts("p")
+
+
+def test_no_two_ways_look_alike():
+    assert len({figures_fidelity._look(number) for number in range(20)}) == 20
+
+
+def test_entropies_are_compared_where_they_are_finite(tmp_path):
+    run = report_runs.table(tmp_path)
+    test = report.read(run).test
+    test.entropy[:] = np.where(test.right, -57.0, -97.0)
+    test.entropy[np.flatnonzero(~test.right)[0]] = -np.inf
+    assert not words.wrong_ones_have_more_entropy(test)
+    test.entropy[:] = np.where(test.right, -57.0, -47.0)
+    test.entropy[np.flatnonzero(test.right)[0]] = -np.inf
+    assert words.wrong_ones_have_more_entropy(test)

@@ -16,10 +16,18 @@ import covary
 from covary import covariance
 from covary.data import DataError, Dataset
 from covary.files import FileError
-from covary.runs import DataConfig, ModelConfig, Run, RunConfig, RunError, directory, evaluate
+from covary.runs import (
+    DataConfig,
+    DeviceConfig,
+    ModelConfig,
+    Run,
+    RunConfig,
+    RunError,
+    directory,
+    evaluate,
+)
 from covary.runs.evaluation import classification_metrics
-from covary.runs.measuring import LAYER_SAMPLES, layer_names
-from covary.runs.predictions import Predictions
+from covary.runs.predictions import LAYER_SAMPLES, Predictions, layer_names
 from covary.runs.samples import load_data, validation_rows
 from covary.runs.training import resolve, train
 from covary.training import Silent, TrainingConfig
@@ -53,15 +61,8 @@ def regressor(tmp_path_factory) -> Run:
 
 def test_the_folder_holds_all_that_made_the_run(classifier):
     names = {path.name for path in classifier.path.iterdir()}
-    assert {
-        "config.toml",
-        "environment.json",
-        "metrics.jsonl",
-        "checkpoint.safetensors",
-        "model.safetensors",
-        "evaluation.json",
-        "predictions.npz",
-    } <= names
+    texts = {"config.toml", "environment.json", "metrics.jsonl", "evaluation.json"}
+    assert texts | {"checkpoint.safetensors", "model.safetensors", "predictions.npz"} <= names
     environment = json.loads((classifier.path / "environment.json").read_text())
     assert environment["versions"]["torch"] == torch.__version__
     assert environment["seed"] == 0
@@ -95,12 +96,11 @@ def test_changed_code_marks_the_commit_of_a_result(monkeypatch):
     assert directory.environment(now, code=[other])["git_commit"] == "abc-dirty"
 
 
-@pytest.mark.parametrize("exact_width", [None, 0, 7])
-def test_a_configuration_survives_its_file(tmp_path, exact_width):
+def test_a_configuration_survives_its_file(tmp_path):
     config = RunConfig(
         data=DataConfig(name='a, "b".csv', target=("x", "y'"), drop=("π",), delimiter="\t"),
         model=ModelConfig(
-            hidden=(3,), noise=(0.1, 0.0), input_shape=(4,), outputs=2, exact_width=exact_width
+            hidden=(3,), noise=(0.1, 0.0), input_shape=(4,), outputs=2, covariance="tracked:7"
         ),
         training=TrainingConfig(lr=1e-7),
     )
@@ -173,12 +173,10 @@ def test_regression_is_measured_in_the_targets_units(regressor):
     assert 0 <= found["coverage_50"] <= found["coverage_90"] <= found["coverage_95"] <= 1
 
 
-def test_foreign_data_of_the_same_shape(classifier, monkeypatch):
+def test_ood_data_of_the_same_shape(classifier, monkeypatch):
     dataset, _ = load_data(DataConfig(name="digits"))
-    foreign = replace(dataset, name="noise", x_test=torch.randint(0, 256, (300, 1, 8, 8)).byte())
-    monkeypatch.setattr(
-        covary.data, "load", lambda name, **_: foreign if name == "noise" else dataset
-    )
+    ood = replace(dataset, name="noise", x_test=torch.randint(0, 256, (300, 1, 8, 8)).byte())
+    monkeypatch.setattr(covary.data, "load", lambda name, **_: ood if name == "noise" else dataset)
     evaluation = evaluate(classifier, ood=["noise"])
     assert evaluation.parts["noise"]["samples"] == 300
     stored = np.load(classifier.predictions_path, allow_pickle=False)
@@ -190,7 +188,7 @@ def test_foreign_data_of_the_same_shape(classifier, monkeypatch):
         evaluate(classifier, ood=["noise", "noise"])
 
 
-def test_foreign_data_of_another_shape_are_refused(classifier):
+def test_ood_data_of_another_shape_are_refused(classifier):
     with pytest.raises(DataError, match=r"shape \(2,\), the network takes \(1, 8, 8\)"):
         evaluate(classifier, ood=["two-moons"])
     with pytest.raises(DataError, match="is a table"):
@@ -347,7 +345,12 @@ def test_wrong_options_leave_no_folder(tmp_path):
     with pytest.raises(ValueError, match="precision"):
         resolve(config, dataset, QUICK | {"precision": "bf16-true"})
     with pytest.raises(ValueError, match="strategy"):
-        train(resolve(config, dataset, QUICK), dataset, Run(tmp_path / "run"), strategy="nonsense")
+        train(
+            resolve(config, dataset, QUICK),
+            dataset,
+            Run(tmp_path / "run"),
+            devices=DeviceConfig(strategy="nonsense"),
+        )
     assert not (tmp_path / "run").exists()
 
 

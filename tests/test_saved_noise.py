@@ -12,9 +12,9 @@ from torch import nn
 
 import covary
 from covary.models import noise_of
-from covary.replicas import Replicas
 from covary.runs.directory import weights_digest
 from covary.training.checkpoint import Checkpoint, Position
+from covary.training.replicas import Replicas
 
 NOISES = [0.1, 1 / 3, math.pi]  # of which float32 has none
 

@@ -13,7 +13,8 @@ from scipy import stats
 from covary.covariance import Diagonal, Full
 from covary.moments import Moments
 from covary.testing import ScoreContract
-from covary.testing.scores import gaussians, seeded
+from covary.testing.contract import seeded
+from covary.testing.scores import gaussians
 from covary.uncertainty import scores
 
 SAMPLED = [
@@ -23,11 +24,12 @@ SAMPLED = [
     scores.mutual_information,
     scores.change_probability,
 ]
-OF_CLASSES = [name for name in scores.SCORES if name not in scores.COVARIANCE_SCORES]
+OF_MOMENTS = {name: score for name, score in scores.SCORES.items() if score.of is not None}
+OF_CLASSES = [name for name, score in OF_MOMENTS.items() if score.needs != "covariance"]
 
 
 class TestScore(ScoreContract):
-    cases = scores.SCORES
+    cases = OF_MOMENTS
 
     def is_of_classes(self, name):
         return name in OF_CLASSES
@@ -51,8 +53,10 @@ def test_scores_of_the_covariance():
     torch.testing.assert_close(scores.largest_eigenvalue(moments), eigenvalues[:, -1])
     torch.testing.assert_close(scores.entropy(moments), moments.entropy())
     one = Moments(torch.zeros(3, 1), Diagonal(torch.tensor([[1.0], [2.0], [3.0]])))
-    for score in scores.COVARIANCE_SCORES.values():
-        assert (score(one).diff() > 0).all()
+    found = scores.of_moments(one, classify=False)
+    assert list(found) == ["entropy", "trace", "largest_eigenvalue"]
+    for values in found.values():
+        assert (values.diff() > 0).all()
 
 
 def test_scores_of_the_mean():

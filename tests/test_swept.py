@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 import covary
 from covary.covariance.samples import Samples
-from covary.covariance.sweep import Entry, Tape
-from covary.covariance.swept import Swept
+from covary.covariance.sweep import Entry, Swept, Tape
 from covary.testing import CovarianceContract
 from covary.testing.covariances import rand
 from tests.test_covariance import B, N
@@ -74,7 +73,7 @@ def test_variances_are_swept_once(monkeypatch):
     assert torch.equal(few.variance, few.variance)
     assert torch.equal(few.dense().diagonal(dim1=1, dim2=2), few.variance)
     assert len(sweeps) == 1
-    monkeypatch.setattr("covary.covariance.swept._CHEAP", 0)
+    monkeypatch.setattr("covary.covariance.sweep._CHEAP", 0)
     many = swept()
     assert torch.equal(many.variance, many.variance)
     assert len(sweeps) == 2

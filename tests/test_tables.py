@@ -355,7 +355,7 @@ def test_a_wrong_file_is_told(tmp_path, content, message):
 
 def test_wrong_options_are_told(tmp_path):
     path = text(tmp_path / "t.csv", lines())
-    fails(tmp_path / "absent.csv", "There is no file")
+    fails(tmp_path / "absent.csv", "absent.csv is not there")
     fails(path, "There is no encoding 'klingon'", encoding="klingon")
     fails(path, "one character", delimiter="::")
     fails(path, "error, mean, drop", missing="guess")
@@ -434,10 +434,10 @@ def test_very_many_problems_are_told_in_few_words(tmp_path):
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
 def test_what_is_no_file_is_told_at_once(tmp_path, name):
     (tmp_path / name).mkdir()
-    fails(tmp_path / name, f"{name} is a directory, not a file")
+    fails(tmp_path / name, f"{name} is a folder, where a file is expected")
     (tmp_path / name).rmdir()
     os.mkfifo(tmp_path / name)
-    fails(tmp_path / name, f"{name} is a named pipe (FIFO), not a file")
+    fails(tmp_path / name, f"{name} is a named pipe, where a file is expected")
     fails(Path("/dev/zero"), "is a device")
 
 

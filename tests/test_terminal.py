@@ -198,7 +198,7 @@ def test_options_of_training_are_the_fields_of_its_configuration(tmp_path):
     said = {
         "model": {
             "hidden": (12, 8), "trunk": "lenet", "activation": "heaviside",
-            "noise": (0.1, 0.2, 0.3), "covariance": "tracked", "exact_width": 3,
+            "noise": (0.1, 0.2, 0.3), "covariance": "tracked:3",
             "batch_norm": True, "dropout": 0.25,
         },
         "training": {

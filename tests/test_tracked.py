@@ -15,8 +15,10 @@ from torch import Tensor, nn
 import covary
 from covary import linalg
 from covary.covariance import Tracked
+from covary.covariance.tracked import Gram
 from covary.moments import Moments
 from covary.nn.fidelity import Fidelity, Row
+from tests.spies import calls_of
 
 # Most networks here are made to be looked at, and never measured.
 pytestmark = pytest.mark.filterwarnings("ignore::covary.nn.fidelity.TrackingWarning")
@@ -33,7 +35,8 @@ def _seed() -> None:
 
 def network(*widths: int, exact_width: int | None = LAZY, **options: object) -> nn.Sequential:
     """In double precision and evaluation mode, with corrections that are far from 1."""
-    net = covary.mlp(widths, covariance="tracked", exact_width=exact_width, **options)  # type: ignore[arg-type]
+    covariance = "tracked" if exact_width is None else f"tracked:{exact_width}"
+    net = covary.mlp(widths, covariance=covariance, **options)  # type: ignore[arg-type]
     for layer in linears(net):
         assert layer.log_correction is not None
         layer.log_correction.uniform_(-0.5, 0.5)
@@ -83,7 +86,7 @@ def networks(draw: st.DrawFn) -> tuple[nn.Sequential, Tensor]:
 def walked(net: nn.Sequential, x: Tensor) -> Iterator[tuple[Moments, Moments]]:
     """Layer by layer, the forward recursion and the recipe that is given its variances."""
     full = covary.with_covariance(net, "full")
-    tracked = covary.with_covariance(net, "tracked", exact_width=LAZY)
+    tracked = covary.with_covariance(net, f"tracked:{LAZY}")
     exact: Tensor | Moments = x
     found: Tensor | Moments = x
     for index, layer in enumerate(full):
@@ -123,7 +126,7 @@ def test_where_every_layer_is_formed_it_is_the_full_network(case):
     net.eval()
     for dtype, tolerance in PRECISIONS:
         full = covary.with_covariance(net.to(dtype), "full")
-        formed = covary.with_covariance(net, "tracked", exact_width=ALL_EXACT)
+        formed = covary.with_covariance(net, f"tracked:{ALL_EXACT}")
         with covary.record(full) as expected, covary.record(formed) as found:
             full(x.to(dtype)), formed(x.to(dtype))
         for name, exact in expected.items():
@@ -137,7 +140,7 @@ def test_without_corrections_means_and_variances_are_those_of_the_diagonal_netwo
     net, x = case
     net.double().eval()  # where corrections are not measured either
     diagonal = covary.with_covariance(net, "diagonal")
-    tracked = covary.with_covariance(net, "tracked", exact_width=LAZY)
+    tracked = covary.with_covariance(net, f"tracked:{LAZY}")
     with covary.record(diagonal) as expected, covary.record(tracked) as found:
         diagonal(x.double()), tracked(x.double())
     for name, layer in expected.items():
@@ -151,22 +154,13 @@ def test_without_corrections_means_and_variances_are_those_of_the_diagonal_netwo
 )
 def test_a_sweep_is_exact_with_a_first_layer_of_either_shape(monkeypatch, widths, pays, supervised):
     """Whether what its weight makes of the input's noise is formed, or passed by."""
-    formed = []
-    in_common = Tracked._quadratic_in_common
-
-    def counted(cov: Tracked, rows: Tensor) -> Tensor:
-        formed.append(cov)
-        return in_common(cov, rows)
-
-    monkeypatch.setattr(Tracked, "_quadratic_in_common", counted)
+    formed = calls_of(monkeypatch, Gram, "form")
     net, x = covary.mlp(widths, noise=0.4).double().eval(), batch(widths[0], 100)
     with covary.supervise_covariance(supervised):
-        _, (_, first), *_, (exact, found) = walked(net, x)
+        *_, (exact, found) = walked(net, x)
         torch.testing.assert_close(found.covariance_matrix, exact.covariance_matrix)
     assert found.covariance_matrix.requires_grad == supervised
-    assert bool(formed) == pays
-    assert isinstance(first.cov, Tracked)
-    assert first.cov._pays_in_common(100 * 5) == pays
+    assert bool(formed) == (pays and not supervised), "gradients go through the weight itself"
 
 
 def literal(net: nn.Sequential, layers: dict[str, Moments]) -> Iterator[tuple[str, Tensor]]:
@@ -261,13 +255,13 @@ def test_variances_of_some_units_and_samples():
 def sweeps(monkeypatch) -> list[Tracked]:
     """Grows by one with every sweep for a covariance."""
     swept: list[Tracked] = []
-    sweep = Tracked._swept
+    sweep = Tracked._formed
 
-    def counted(cov: Tracked) -> Tensor:
+    def counted(cov: Tracked, units: slice) -> object:
         swept.append(cov)
-        return sweep(cov)
+        return sweep(cov, units)
 
-    monkeypatch.setattr(Tracked, "_swept", counted)
+    monkeypatch.setattr(Tracked, "_formed", counted)
     return swept
 
 
@@ -441,10 +435,9 @@ def assert_finite(net: nn.Module, out: Moments) -> None:
 def test_without_noise_there_is_no_covariance_and_no_correction(activation, exact_width):
     net = covary.mlp(
         [5, 20, 15, 4],
-        covariance="tracked",
+        covariance=f"tracked:{exact_width}",
         activation=activation,
         noise=0,
-        exact_width=exact_width,
     )
     for training in (True, True, False):
         out = net.train(training)(torch.randn(6, 5))
@@ -456,7 +449,7 @@ def test_without_noise_there_is_no_covariance_and_no_correction(activation, exac
 
 @pytest.mark.parametrize("dead", [slice(0, 8), slice(None)], ids=["some", "all"])
 def test_dead_units_leave_no_nan(dead):
-    net = covary.mlp([5, 20, 15, 4], covariance="tracked", noise=0.2, exact_width=LAZY)
+    net = covary.mlp([5, 20, 15, 4], covariance=f"tracked:{LAZY}", noise=0.2)
     for layer in linears(net)[:-1]:
         layer.bias.data[dead] = -1e4
     for training in (True, True, False):

@@ -20,8 +20,9 @@ from torch.utils import _pytree as pytree
 
 import covary
 from covary import covariance, linalg, tracking
-from covary.covariance import grams as remembered
+from covary.covariance import tracked as remembered
 from covary.nn.fidelity import Fidelity, Row, TrackingWarning
+from tests.spies import calls_of
 
 unmeasured = pytest.mark.filterwarnings("ignore::covary.nn.fidelity.TrackingWarning")
 GOOD = Fidelity((Row(0, 1.0, 0.01),))
@@ -107,8 +108,8 @@ def test_another_width_than_the_good_one_is_warned_of():
     net = network()
     net.lift.set_fidelity(POOR_BUT_FOR_15)
     assert said(net) == []
-    poor = covary.with_covariance(net, "tracked", exact_width=0)
-    assert "poor with exact_width=0" in said(poor)[0]
+    poor = covary.with_covariance(net, "tracked:0")
+    assert "poor when held as tracked:0" in said(poor)[0]
     assert said(poor) == [], "once"
     assert said(covary.with_covariance(poor, "tracked")) == []
 
@@ -190,7 +191,7 @@ def test_of_a_tensor_track_takes_even_parts_and_compares_between_them():
 @pytest.mark.parametrize("size", [2, 31, 33, 101])
 def test_a_tensor_of_any_length_is_seen_to_its_end(size):
     x = torch.arange(float(size))[:, None]
-    found = tracking._inputs(x, 32, torch.device("cpu"))[:, 0]
+    (found,) = tracking._taken(x, 32, lambda batch: batch[:, 0])
     assert len(found) == min(size, 32)
     assert found[0] == 0
     assert found[-1] >= size - 1 - size / 32
@@ -233,7 +234,7 @@ def test_a_layer_in_evaluation_mode_keeps_its_corrections():
 @pytest.mark.parametrize("position", [1, 2, 3])
 @pytest.mark.parametrize("size", [1, 50], ids=lambda size: f"batch {size}")
 def test_a_weight_need_not_be_contiguous(position, exact_width, size):
-    net = network(exact_width=exact_width)
+    net = network(covariance=f"tracked:{exact_width}")
     other = copy.deepcopy(net)
     layer = other.get_submodule(f"linear{position}")
     layer.weight = nn.Parameter(layer.weight.detach().T.contiguous().T)
@@ -255,7 +256,7 @@ def test_a_decoder_may_have_the_weight_of_its_encoder():
     net = nn.Sequential(*net, decoder, covary.nn.ReLU(), covary.nn.Linear(30, 2)).double()
     assert not decoder.weight.is_contiguous()
     covary.track(net, inputs(), progress=False)
-    fast = covary.with_covariance(net, "tracked", exact_width=100)
+    fast = covary.with_covariance(net, "tracked:100")
     with torch.no_grad():
         x = inputs()
         torch.testing.assert_close(fast.eval()(x).covariance_matrix, exact(net, x))
@@ -270,7 +271,7 @@ def test_a_decoder_may_have_the_weight_of_its_encoder():
 @pytest.mark.parametrize("exact_width", [0, 15, 100])
 @pytest.mark.parametrize("supervised", [False, True], ids=["SMUC", "SMSC"])
 def test_changing_in_place_what_was_looked_at_changes_no_later_look(supervised, exact_width):
-    net = network(30, 70, 15, 4, exact_width=exact_width)
+    net = network(30, 70, 15, 4, covariance=f"tracked:{exact_width}")
     with covary.supervise_covariance(supervised), covary.record(net) as layers:
         net(inputs(5))
     for name, moments in layers.items():
@@ -311,8 +312,8 @@ def test_a_copy_of_an_output_has_its_covariance_or_is_refused(copied, looked_at)
 @unmeasured
 @pytest.mark.parametrize("training", [True, False])
 def test_outputs_of_equal_networks_are_alike_as_trees(training):
-    net = network(exact_width=15).train(training)
-    other = network(exact_width=15).train(training)
+    net = network(covariance="tracked:15").train(training)
+    other = network(covariance="tracked:15").train(training)
     other(inputs()).entropy()
     leaves, structure = pytree.tree_flatten(net(inputs()))
     assert pytree.tree_structure(other(inputs())) == structure
@@ -363,23 +364,15 @@ CHANGES = [
 
 
 @pytest.fixture
-def grams(monkeypatch) -> list[Tensor]:
+def grams(monkeypatch) -> list[tuple[Tensor, ...]]:
     """Grows by one with every W W^T that is computed."""
-    computed = []
-    gram = linalg.lower_half_of_gram
-
-    def counted(left: Tensor, right: Tensor) -> Tensor:
-        computed.append(right)
-        return gram(left, right)
-
-    monkeypatch.setattr(linalg, "lower_half_of_gram", counted)
-    return computed
+    return calls_of(monkeypatch, linalg, "lower_half_of_gram")
 
 
 @unmeasured
 @pytest.mark.parametrize("change", CHANGES)
 def test_entropies_are_right_whatever_changed_since_the_last_batch(change, grams):
-    net, x = network(exact_width=15), inputs()
+    net, x = network(covariance="tracked:15"), inputs()
     with torch.no_grad():
         before = net(x).entropy()
         torch.testing.assert_close(net(x).entropy(), before)
@@ -392,9 +385,22 @@ def test_entropies_are_right_whatever_changed_since_the_last_batch(change, grams
 
 
 @unmeasured
+def test_weights_changed_unseen_before_the_look_leave_nothing_wrong_behind():
+    net, x = network(covariance="tracked:0"), inputs()
+    with torch.no_grad():
+        out = net(x)
+        half_its_weight(net)
+        out.entropy()
+        with covary.record(net) as layers:
+            net(x)
+        fresh = net.linear1.weight.square() @ layers["lift"].cov.unit_variance[0]
+        torch.testing.assert_close(layers["linear1"].cov.unit_variance[0], fresh)
+
+
+@unmeasured
 @copied_both_ways
 def test_copies_of_a_layer_do_not_carry_what_it_remembers(copied, grams):
-    net, x = network(exact_width=15), inputs()
+    net, x = network(covariance="tracked:15"), inputs()
     size = len(pickle.dumps(net))
     with torch.no_grad():
         expected = net(x).covariance_matrix
@@ -405,7 +411,7 @@ def test_copies_of_a_layer_do_not_carry_what_it_remembers(copied, grams):
 
 @unmeasured
 def test_what_is_remembered_goes_with_the_weight(grams):
-    net, x = network(exact_width=15), inputs()
+    net, x = network(covariance="tracked:15"), inputs()
     with torch.no_grad():
         net(x).entropy()
     kept = weakref.ref(remembered._grams[net.linear1.weight].half)
@@ -441,7 +447,7 @@ def test_what_inference_mode_leaves_serves_gradients_too():
 
 @unmeasured
 def test_threads_share_what_is_remembered():
-    net, batches = network(exact_width=15), [inputs() for _ in range(24)]
+    net, batches = network(covariance="tracked:15"), [inputs() for _ in range(24)]
 
     def look(x: Tensor) -> Tensor:
         with torch.no_grad():

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import covary
 from covary.nn.fidelity import Fidelity, Row
-from covary.runs import DataConfig, Run, evaluate
+from covary.runs import DataConfig, DeviceConfig, Run, evaluate
 from covary.runs import tracking as run_tracking
 from covary.runs.directory import weights_digest
 from covary.runs.samples import load_data, validation_rows
@@ -65,7 +65,7 @@ def assert_same_weights(one, other) -> None:
 def test_training_leaves_a_network_that_knows_how_well_it_tracks(tracked):
     known = fidelity_of(tracked.network())
     assert known is not None
-    assert [row.exact_width for row in known.rows] == [0, 12, 16]
+    assert [row.units for row in known.rows] == [0, 12, 16]
     dataset, _ = load_data(DataConfig(name="digits"))
     exact = covary.with_covariance(tracked.network(), "full")
     with torch.no_grad():
@@ -98,7 +98,7 @@ def test_a_run_that_was_cut_within_an_epoch_ends_alike(tmp_path):
     whole, cut = Run(tmp_path / "whole"), Run(tmp_path / "cut")
     train(config, dataset, whole)
     with pytest.raises(KeyboardInterrupt):
-        train(config, dataset, cut, checkpoint_minutes=0, display=Cut(10))
+        train(config, dataset, cut, devices=DeviceConfig(checkpoint_minutes=0), display=Cut(10))
     assert not cut.model_path.exists()
     train(config, dataset, cut, existing="resume")
     assert cut.model_path.read_bytes() == whole.model_path.read_bytes()
@@ -108,8 +108,9 @@ def test_a_finished_run_stays_as_it_is_until_more_epochs_are_done(tmp_path):
     run = trained(tmp_path / "run", covariance="tracked", epochs=1)
     kept = {path: path.read_bytes() for path in (run.model_path, run.config_path)}
     more, dataset = configured("digits", covariance="tracked", epochs=3)
+    often = DeviceConfig(checkpoint_minutes=0)
     with pytest.raises(KeyboardInterrupt):
-        train(more, dataset, run, existing="resume", checkpoint_minutes=0, display=Cut(5))
+        train(more, dataset, run, existing="resume", devices=often, display=Cut(5))
     assert {path: path.read_bytes() for path in kept} == kept
     train(more, dataset, run, existing="resume")
     long = trained(tmp_path / "long", covariance="tracked", epochs=3)
@@ -121,7 +122,7 @@ def test_weights_of_an_unfinished_run_are_those_of_its_checkpoint(tmp_path):
     run = Run(tmp_path / "run")
     config, dataset = configured("digits", covariance="tracked", epochs=3)
     with pytest.raises(KeyboardInterrupt):
-        train(config, dataset, run, checkpoint_minutes=0, display=Cut(5))
+        train(config, dataset, run, devices=DeviceConfig(checkpoint_minutes=0), display=Cut(5))
     now = run.network().state_dict()
     stored = load_file(run.checkpoint_path)
     assert torch.equal(now["linear1.weight"], stored["objective/net.linear1.weight"])
@@ -142,28 +143,27 @@ def test_a_finished_run_without_its_model_gets_it_back(tracked, tmp_path):
 def test_covariances_are_tracked_unless_they_are_poor(shared, tmp_path, monkeypatch):
     run = Run(shutil.copytree(shared.path, tmp_path / "run"))
     found = evaluate(run)
-    assert found.covariance == "tracked"
+    assert found.covariance.startswith("tracked:")
     assert found.fidelity.rank > 0.95
-    assert found.fidelity.exact_width == found.exact_width
-    assert "Tracked covariances (exact_width=" in found.notes[1]
+    assert found.fidelity.covariance == found.covariance
+    assert "Tracked covariances (tracked:" in found.notes[1]
     poor = Fidelity((Row(0, 0.5, 0.9),))
     monkeypatch.setattr(run_tracking, "fidelity_of", lambda _: poor)
     again = evaluate(run)
-    assert (again.covariance, again.exact_width, again.fidelity) == ("full", None, None)
+    assert (again.covariance, again.fidelity) == ("full", None)
     assert "poor (rank correlation of entropies 0.500" in again.notes[0]
-    assert evaluate(run, covariance="tracked").covariance == "tracked"
+    assert evaluate(run, covariance="tracked").covariance == "tracked:0"
 
 
 def test_a_tracked_run_is_evaluated_as_it_was_trained(tracked):
     evaluation = evaluate(tracked)
-    assert evaluation.covariance == "tracked"
-    assert evaluation.exact_width == fidelity_of(tracked.network()).width(None)
+    assert evaluation.covariance == fidelity_of(tracked.network()).named("tracked")
     dataset, _ = load_data(DataConfig(name="digits"))
     with torch.no_grad():
         out = tracked.network()(dataset.x_test)
     stored = np.load(tracked.predictions_path)
     np.testing.assert_allclose(stored["test/entropy"], out.entropy(), rtol=1e-3, atol=1e-3)
-    assert tracked.evaluation.covariance == "tracked"
+    assert tracked.evaluation == evaluation
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
@@ -177,10 +177,10 @@ def test_another_covariance_can_be_asked_for(tracked, covariance):
 
 
 def test_covariances_that_evaluation_has_no_use_for(tracked):
-    with pytest.raises(ValueError, match="full, tracked, diagonal; got 'shared'"):
+    with pytest.raises(ValueError, match=r"full, tracked, diagonal, or tracked:N.* Got 'shared'"):
         evaluate(tracked, covariance="shared")
-    with pytest.raises(ValueError, match="not for full ones"):
-        evaluate(tracked, covariance="full", exact_width=12)
+    with pytest.raises(ValueError, match="Unknown covariance 'full:12'"):
+        evaluate(tracked, covariance="full:12")
 
 
 def test_tracking_is_measured_when_it_is_first_asked_for(shared):
@@ -217,11 +217,11 @@ def test_keeping_what_was_measured_keeps_double_precision(tmp_path):
     assert_same_weights(weights, {name: after[name] for name in weights})
 
 
-def test_exact_width_is_that_of_the_run_unless_another_is_asked_for(tmp_path):
-    run = trained(tmp_path / "run", covariance="tracked", exact_width=16, epochs=1)
-    assert run.config.model.exact_width == 16
-    assert evaluate(run).exact_width == 16
-    assert evaluate(run, exact_width=0).exact_width == 0
+def test_the_exact_layers_are_those_of_the_run_unless_another_is_asked_for(tmp_path):
+    run = trained(tmp_path / "run", covariance="tracked:16", epochs=1)
+    assert run.config.model.covariance == "tracked:16"
+    assert evaluate(run).covariance == "tracked:16"
+    assert evaluate(run, covariance="tracked:0").covariance == "tracked:0"
 
 
 def test_regression_tracks_too(tmp_path):
@@ -233,8 +233,8 @@ def test_regression_tracks_too(tmp_path):
 def test_a_summary_says_what_is_better():
     poor, fair, good = Row(0, 0.5, 0.6), Row(8, 0.96, 0.2), Row(16, 0.999, 0.01)
     known = Fidelity((poor, fair, good))
-    assert summary(known, None).endswith(f"on training inputs: {good}.")
-    assert "(exact_width=12)" in summary(known, 12)
-    assert str(fair) in summary(known, 12)
-    assert "Better: covary evaluate with --covariance tracked --exact-width 16" in summary(known, 0)
-    assert "Better: covary evaluate with --covariance full" in summary(Fidelity((poor,)), None)
+    assert summary(known, "tracked").endswith(f"on training inputs: {good}.")
+    assert "(tracked:12)" in summary(known, "tracked:12")
+    assert str(fair) in summary(known, "tracked:12")
+    assert "Better: covary evaluate with --covariance tracked:16" in summary(known, "tracked:0")
+    assert "Better: covary evaluate with --covariance full" in summary(Fidelity((poor,)), "tracked")

@@ -198,7 +198,7 @@ def test_after_track_no_layer_is_off_on_average(trunk):
         net = nn.Sequential(nn.Linear(5, 5).double(), nn.Tanh(), net)
     covary.with_covariance(net, "full").train()(x)  # statistics of batch norm
     track(net, x, progress=False)
-    tracked = covary.with_covariance(net, "tracked", exact_width=0).eval()
+    tracked = covary.with_covariance(net, "tracked:0").eval()
     with torch.no_grad(), covary.record(tracked) as layers:
         tracked(x[::2])
     for name, layer in layers.items():
@@ -258,7 +258,7 @@ def test_twins_made_before_see_what_track_found():
     after = covary.with_covariance(net, "tracked").eval()
     x = inputs()
     assert torch.equal(twin(x).covariance_matrix, after(x).covariance_matrix)
-    assert twin(x).cov.exact_width == fidelity.width(None)
+    assert f"tracked:{twin(x).cov.exact_width}" == fidelity.named("tracked")
 
 
 @pytest.mark.parametrize(
@@ -324,37 +324,45 @@ def fidelity(**rows: tuple[float, float]) -> Fidelity:
 
 
 @pytest.mark.parametrize(
-    ("known", "width"),
+    ("known", "chosen"),
     [
-        (fidelity(_0=GOOD, _8=GOOD), 0),
-        (fidelity(_0=FAIR, _8=GOOD, _16=GOOD), 8),
-        (fidelity(_0=POOR, _8=(1.0, 0.11), _16=(0.989, 0.01)), 16),
-        (fidelity(_0=FAIR, _8=POOR), 0),
-        (fidelity(_0=(math.nan, 0.0), _8=GOOD), 0),
-        (fidelity(), 0),
+        (fidelity(_0=GOOD, _8=GOOD), "tracked:0"),
+        (fidelity(_0=FAIR, _8=GOOD, _16=GOOD), "tracked:8"),
+        (fidelity(_0=POOR, _8=(1.0, 0.11), _16=(0.989, 0.01)), "tracked:16"),
+        (fidelity(_0=FAIR, _8=POOR), "tracked:0"),
+        (fidelity(_0=(math.nan, 0.0), _8=GOOD), "tracked:0"),
+        (fidelity(), "tracked"),
     ],
 )
-def test_the_least_width_that_is_good_is_chosen_or_else_the_best(known, width):
-    assert known.width(None) == width
-    assert known.width(12) == 12, "who asks gets"
+def test_the_least_that_is_good_is_chosen_or_else_the_best(known, chosen):
+    assert known.named("tracked") == chosen
+    assert known.named("tracked:12") == "tracked:12", "who asks gets"
     table = torch.tensor(known.rows, dtype=torch.float64).reshape(-1, 3)
-    assert Fidelity.of(table).width(None) == width
+    assert Fidelity.of(table).named("tracked") == chosen
 
 
 @pytest.mark.parametrize(
     ("known", "asked", "message"),
     [
-        (fidelity(), None, r"never measured since .*covary\.track\(net, loader\)"),
-        (fidelity(_0=POOR, _8=GOOD), 0, r"poor with exact_width=0 .*0\.500, .*off by 90%"),
-        (fidelity(_0=POOR, _8=GOOD), 7, r"exact_width=7 .*'tracked', exact_width=8\) .*1\.000"),
-        (fidelity(_0=POOR, _8=FAIR), 0, r"Better: .*\(net, 'tracked', exact_width=8\)"),
-        (fidelity(_0=POOR, _8=POOR), None, r"Better: .*with_covariance\(net, 'full'\) \(exact\)"),
-        (fidelity(_0=(math.nan, 0.3)), None, r"rank correlation of entropies undefined"),
-        (fidelity(_0=(1.0, math.nan)), None, r"'full'"),
+        (fidelity(), "tracked", r"never measured since .*covary\.track\(net, loader\)"),
+        (
+            fidelity(_0=POOR, _8=GOOD),
+            "tracked:0",
+            r"poor when held as tracked:0 .*0\.500, .*off by 90%",
+        ),
+        (fidelity(_0=POOR, _8=GOOD), "tracked:7", r"as tracked:7 .*'tracked:8'\) .*1\.000"),
+        (fidelity(_0=POOR, _8=FAIR), "tracked:0", r"Better: .*\(net, 'tracked:8'\)"),
+        (
+            fidelity(_0=POOR, _8=POOR),
+            "tracked",
+            r"Better: .*with_covariance\(net, 'full'\) \(exact\)",
+        ),
+        (fidelity(_0=(math.nan, 0.3)), "tracked", r"rank correlation of entropies undefined"),
+        (fidelity(_0=(1.0, math.nan)), "tracked", r"'full'"),
     ],
 )
 def test_poor_ones_are_warned_of_once(known, asked, message):
-    net = covary.mlp([5, 20, 8, 3], covariance="tracked", exact_width=asked)
+    net = covary.mlp([5, 20, 8, 3], covariance=asked)
     net.lift.fidelity = torch.tensor(known.rows, dtype=torch.float64) if known.rows else None
     x = torch.randn(4, 5)
     net.eval()
@@ -366,20 +374,20 @@ def test_poor_ones_are_warned_of_once(known, asked, message):
 @pytest.mark.parametrize(
     ("known", "asked"),
     [
-        (fidelity(_0=GOOD), None),
-        (fidelity(_0=FAIR), None),
-        (fidelity(_0=POOR, _8=GOOD), None),
-        (fidelity(_0=POOR, _8=GOOD), 9),
-        (fidelity(_0=(math.nan, 0.0)), None),
+        (fidelity(_0=GOOD), "tracked"),
+        (fidelity(_0=FAIR), "tracked"),
+        (fidelity(_0=POOR, _8=GOOD), "tracked"),
+        (fidelity(_0=POOR, _8=GOOD), "tracked:9"),
+        (fidelity(_0=(math.nan, 0.0)), "tracked"),
     ],
 )
 def test_good_ones_are_not_warned_of(known, asked):
-    net = covary.mlp([5, 20, 8, 3], covariance="tracked", exact_width=asked)
+    net = covary.mlp([5, 20, 8, 3], covariance=asked)
     net.lift.set_fidelity(known)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         out = net.eval()(torch.randn(4, 5))
-    assert out.cov.exact_width == known.width(asked)
+    assert f"tracked:{out.cov.exact_width}" == known.named(asked)
 
 
 def test_training_forgets_what_is_known_and_warns_of_nothing():
@@ -398,11 +406,11 @@ def test_training_forgets_what_is_known_and_warns_of_nothing():
 def test_the_table_is_what_comparing_gives():
     net, x = network(5, 20, 15, 12, 4), inputs(80)
     found = track(net, x, progress=False)
-    assert [row.exact_width for row in found.rows] == [0, 12, 15]
+    assert [row.units for row in found.rows] == [0, 12, 15]
     with torch.no_grad():
         exact = covary.with_covariance(net, "full").eval()(x[1::2])
         for width, rank, error in found.rows:
-            twin = covary.with_covariance(net, "tracked", exact_width=width).eval()
+            twin = covary.with_covariance(net, f"tracked:{width}").eval()
             agrees = agreement(exact, twin(x[1::2]))
             assert (agrees.rank, agrees.covariance) == pytest.approx((rank, error), abs=1e-7)
     assert found.rows[-1].error < 1e-9, "every layer formed"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import math
 import time
 
@@ -26,7 +25,7 @@ from covary.report import words
 from covary.runs.evaluation import classification_metrics
 from covary.runs.predictions import Predictions
 from covary.uncertainty import metrics, scores
-from covary.uncertainty.registry import Metric
+from covary.uncertainty.metrics import Metric
 
 rng = np.random.default_rng(0)
 TWO_GROUPS = [metrics.auroc, metrics.aupr, metrics.fpr95, metrics.separability]
@@ -96,19 +95,6 @@ def test_auroc_is_quick():
         metrics.auroc(positive, negative)
         times.append(time.perf_counter() - start)
     assert min(times) < 0.05
-
-
-def test_aupr_names_what_to_install(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.startswith("torchmetrics"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"pip install 'covary\[metrics\]'"):
-        metrics.aupr([1.0], [0.0])
 
 
 NAN = [0.0, np.nan, 0.5, np.nan]
@@ -352,10 +338,10 @@ def test_metrics_and_scores_have_words():
         assert metric.title
         assert metric.meaning.endswith(".")
         assert metric.best in {"", "higher", "lower", "50%", "90%", "95%"}
-    for name, score in (scores.SCORES | scores.FITTED_SCORES).items():
+    for name, score in scores.SCORES.items():
         assert score.name == name
         assert score.meaning
     assert scores.about("max_softmax").title == "max-softmax"
     assert scores.about("of_a_friend").title == "of a friend"
     with pytest.raises(TypeError, match="fitted to held-out data first"):
-        scores.FITTED_SCORES["fitted"](None)
+        scores.SCORES["fitted"](None)

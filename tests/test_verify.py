@@ -6,17 +6,16 @@ import json
 import math
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import covary
 from covary import report
-from covary.cli import app
 from covary.files import FileError
 from covary.report import figures_verify
 from covary.report import page as pages
@@ -25,7 +24,7 @@ from covary.runs.samples import load_data
 from covary.stochastic import Chain, StreamingMoments, sample_steady
 from covary.stochastic.comparison import Error, compare, correlations, reasons, variance_share
 from covary.training import TrainingConfig
-from tests import report_runs
+from tests import commands, report_runs
 from tests.report_runs import Page
 
 QUICK: dict[str, Any] = {"samples": 2, "copies": 1600, "duration": 20.0}
@@ -45,10 +44,7 @@ def run_of(path: Path, data: str = "digits", **model: Any) -> tuple[Run, Any]:
     return Run(path), net
 
 
-def command(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["verify", *map(str, arguments)], env={"COLUMNS": "80"})
-    assert result.exit_code == code, result.output
-    return result.output
+command = partial(commands.covary, "verify")
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +254,7 @@ def test_poor_layers_are_named_with_the_reason(tmp_path):
     result = stored(run)
     hidden, output = result["layers"]
     assert hidden["poor"] == output["poor"] == ["covariance", "off_diagonal"]
-    assert hidden["reasons"]["pairs"][0][2] > 0.9
+    assert hidden["pairs"][0][2] > 0.9
     assert hidden["reasons"]["error_at_strong_pairs"] > 0.95
     assert output["reasons"]["own"] < 1e-3
     assert re.search(r"│ activation1 \*", said)
@@ -367,11 +363,8 @@ def test_what_cannot_be_verified_is_said(verified, tmp_path):
 @pytest.fixture(scope="module")
 def shown(verified, tmp_path_factory) -> Run:
     """A run that was evaluated, with a simulation of its network."""
-    run = Run(report_runs.concrete(tmp_path_factory.mktemp("shown")))
-    weights = json.loads(run.evaluation_path.read_text())["weights"]
-    run.verification_path.write_text(json.dumps(stored(verified) | {"weights": weights}))
-    shutil.copy(verified.path / "verification.npz", run.path)
-    return run
+    folder = tmp_path_factory.mktemp("shown")
+    return report_runs.concrete_with(folder, verified.path / "verification.json")
 
 
 @pytest.fixture(scope="module")
@@ -404,12 +397,11 @@ def test_the_page_leaves_out_a_simulation_of_other_weights(shown, tmp_path):
     copy.verification_path.write_text(json.dumps(content))
     results = report.read(copy.path)
     assert not results.is_current(results.simulated)
-    left_out = pages._verification(results)
-    assert left_out is not None
-    assert left_out.text.startswith("Other weights than those this page is about were simulated")
-    assert left_out.drawings == ()
+    left_out = section(Page(report.write(copy.path)))
+    assert "of other weights than those this page is about, so that is left out" in left_out
+    assert "<figure" not in left_out
     copy.verification_path.unlink()
-    assert pages._verification(report.read(copy.path)) is None
+    assert not section(Page(report.write(copy.path)))
 
 
 def test_files_that_are_not_as_written_are_refused(shown, tmp_path):

@@ -11,19 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import covary
 from covary import report
-from covary.cli import app
 from covary.files import FileError
-from covary.report import figures_spikes
+from covary.report import figures_verify
 from covary.report import page as pages
 from covary.runs import Run, RunError, verify
 from covary.runs import spikes as verify_spiking
 from covary.runs.results import (
     Decisions,
-    RelativeError,
+    Measured,
     SpikingEntropy,
     SpikingLayer,
     SpikingVerification,
@@ -31,7 +29,7 @@ from covary.runs.results import (
 from covary.runs.samples import load_data
 from covary.runs.spikes import sentences
 from covary.stochastic import from_nir
-from tests import report_runs
+from tests import commands, report_runs
 from tests.report_runs import Page
 from tests.test_files import ORIGIN
 from tests.test_verify import run_of
@@ -56,10 +54,7 @@ def coarse():
         yield
 
 
-def command(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "80"})
-    assert result.exit_code == code, result.output
-    return result.output
+command = commands.covary
 
 
 def stored(run: Run) -> dict[str, Any]:
@@ -99,9 +94,11 @@ def test_neurons_fire_as_their_moments_say(verified):
         assert layer["silent"] < 0.1
         assert layer["saturated"] == 0
     first = verified.spikes
-    rates = first.of(first.layers[0], "rate")
+    rates = first.arrays[f"{first.layers[0].name}/rate"]
     assert rates.shape == (2, 16)
-    sampled, error = (first.of(first.layers[0], key) for key in ("sampled_rate", "rate_error"))
+    sampled, error = (
+        first.arrays[f"{first.layers[0].name}/{key}"] for key in ("sampled_rate", "rate_error")
+    )
     assert np.mean(((sampled - rates) / error) ** 2) < 3
 
 
@@ -157,8 +154,8 @@ def made_up(*layers: SpikingLayer, decisions: Decisions | None = None) -> Spikin
 
 
 def test_covariances_that_are_off_are_said_with_the_reason():
-    errors = {key: RelativeError(0.2, 0.01, 0.01) for key in ("fano", "covariance")}
-    errors["rate"] = RelativeError(0.01, 0.001, 0.001)
+    errors = {key: Measured(0.2, 0.01, 0.01) for key in ("fano", "covariance")}
+    errors["rate"] = Measured(0.01, 0.001, 0.001)
     layer = SpikingLayer(
         name="two",
         units=8,
@@ -177,7 +174,7 @@ def test_covariances_that_are_off_are_said_with_the_reason():
     assert "|rho| = 0.70 (neurons 3 and 5)" in note
     strong = sentences(made_up(layer, replace(layer, poor=("rate",))))[1]
     assert "A spike moves it by 8.0 mV here, of 20 mV" in strong
-    unclear = errors | {"rate": RelativeError(0.01, 0.03, 0.001)}
+    unclear = errors | {"rate": Measured(0.01, 0.03, 0.001)}
     said = sentences(made_up(replace(layer, poor=(), errors=unclear)))[0]
     assert "two (rates more than 5% off?)" in said
     assert "cannot be told" in said
@@ -225,16 +222,13 @@ def test_a_person_sees_tables_that_fit_a_terminal(verified, tmp_path, monkeypatc
 @pytest.fixture(scope="module")
 def shown(verified, tmp_path_factory) -> Run:
     """A run that was evaluated, with spikes of its network."""
-    run = Run(report_runs.concrete(tmp_path_factory.mktemp("shown")))
-    weights = json.loads(run.evaluation_path.read_text())["weights"]
-    run.spikes_path.write_text(json.dumps(stored(verified) | {"weights": weights}))
-    shutil.copy(verified.path / "spikes.npz", run.path)
-    return run
+    folder = tmp_path_factory.mktemp("shown")
+    return report_runs.concrete_with(folder, verified.path / "spikes.json")
 
 
 def test_figures_say_what_they_show(verified, tmp_path):
     found = verified.spikes
-    drawn = {drawing.name: drawing for drawing in figures_spikes.drawings(found)}
+    drawn = {drawing.name: drawing for drawing in figures_verify.drawings(found)}
     assert list(drawn) == ["spikes-neurons", "spikes-decision"]
     error = stored(verified)["layers"][0]["errors"]["rate"]["value"]
     assert f"activation1: rate {100 * error:.1f}%" in drawn["spikes-neurons"].alt

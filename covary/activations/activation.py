@@ -1,19 +1,22 @@
-"""The contract of a moment activation, and the one class that fulfils it."""
+"""The contract of a moment activation, the one class that fulfils it, and the registry of names."""
 
 from __future__ import annotations
 
+import difflib
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from covary.activations.neuron import LIF
+if TYPE_CHECKING:
+    from covary.activations.neuron import LIF
 
 Function = Callable[[Tensor], Tensor]
+Formula = Callable[[Tensor, Tensor], "ActivationMoments"]
 # Variances above this can be divided by.
 _TINY = 1e-30
 
@@ -42,23 +45,23 @@ class MomentActivation:
     """An activation h that maps moments to moments.
 
     ``activation(mu, var)`` takes ``(B, n)`` means and ``(1 | B, n)`` variances and returns
-    ``ActivationMoments``, each ``(B, n)``. ``function`` is h itself, ``slope`` its ordinary
-    derivative, and ``moments`` the formula for ``var > 0``.
+    ``ActivationMoments``, each ``(B, n)``. Where ``var`` is 0 (or too small to divide by) they are
+    exactly h(mu), 0 and h'(mu), so a network without noise *is* the conventional network.
 
-    Where ``var`` is 0 (or too small to divide by) the result is exactly h(mu), 0 and h'(mu), so a
-    network without noise *is* the conventional network.
-
-    ``respond(mu, var)`` gives what sums over units need. Where ``response`` is there, it is that
-    formula in fewer passes over memory, with errors small beside sigma, if not beside the result.
-
-    A ``neuron`` is there where the mean is the rate of a spiking neuron: then ``function`` is what
-    is left without noise, and its variance is more than what a noisy ``function`` would have.
+    Attributes:
+        name: what it is shown as.
+        function: h itself; of a spiking neuron, its rate without noise.
+        slope: the ordinary derivative h'.
+        moments: the formula for ``var > 0``.
+        neuron: the spiking neuron whose rate is the mean, and whose spike count has the variance.
+        response: the formula of ``respond`` in fewer passes over memory, with errors small beside
+            sigma, if not beside the result.
     """
 
     name: str
-    function: Callable[[Tensor], Tensor]
-    slope: Callable[[Tensor], Tensor]
-    moments: Callable[[Tensor, Tensor], ActivationMoments]
+    function: Function
+    slope: Function
+    moments: Formula
     neuron: LIF | None = None
     response: Callable[[Tensor, Tensor], LinearResponse] | None = None
 
@@ -66,7 +69,7 @@ class MomentActivation:
         """Mean, variance and gain of h(x) for x ~ N(mu, var), var >= 0."""
         # Divisions by var, twice over in a backward pass, stay finite down to here.
         least = 100 * torch.finfo(var.dtype).tiny
-        if _all_above(least, var):
+        if is_readable(var) and bool(var.min() > least):
             return self.moments(mu, var)
         noisy = var > least
         # Formulas see 1 in place of 0: not even the branch that is thrown away may make a NaN,
@@ -80,7 +83,7 @@ class MomentActivation:
 
     def respond(self, mu: Tensor, var: Tensor, *, least: float = 0.0) -> LinearResponse:
         """Mean, gain and excess of h(x) for x ~ N(mu, var), var >= least >= 0."""
-        is_noisy = least > _TINY or _all_above(_TINY, var)
+        is_noisy = least > _TINY or (is_readable(var) and bool(var.min() > _TINY))
         if self.response is not None and is_noisy and not torch.is_grad_enabled():
             return self.response(mu, var)
         mean, variance, gain = self(mu, var)
@@ -97,8 +100,10 @@ class MomentActivation:
     def __deepcopy__(self, _memo: dict[int, object]) -> MomentActivation:
         return self  # it cannot change, so a copy of a network may have the same
 
-    def __getstate__(self) -> dict[str, object]:
-        """What is pickled: the functions, which pickle finds by the name of their module."""
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What is pickled: a name of the registry, or else functions, found by their modules."""
+        if _REGISTRY.get(self.name) is self:
+            return get, (self.name,)
         for field, value in vars(self).items():
             try:
                 pickle.dumps(value)
@@ -108,20 +113,94 @@ class MomentActivation:
                     f"contains a lambda or local function ({error}). Define the function by `def` "
                     "at the top level of a module."
                 ) from error
-        return dict(vars(self))
+        return MomentActivation, tuple(vars(self).values())
 
 
-def _all_above(least: float, var: Tensor) -> bool:
-    """Whether all variances are above; False where finding out would wait for a device."""
-    return _is_readable(var) and bool(var.min() > least)
+Maker = Callable[..., MomentActivation]
+Registered = TypeVar("Registered", bound=MomentActivation | Maker)
+_REGISTRY: dict[str, MomentActivation | Maker] = {}
+_FUNCTIONS: set[str] = set()  # names that are not for networks
 
 
-def known_empty(mask: Tensor) -> bool:
-    """Whether no element is True; False where finding out would wait for a device."""
-    return _is_readable(mask) and not bool(mask.any())
+def register(found: Registered, *, for_networks: bool = True) -> Registered:
+    """Let ``get`` find an activation by its name, or by that of the function that makes it."""
+    name = found.name if isinstance(found, MomentActivation) else found.__name__
+    _REGISTRY[name] = found
+    if not for_networks:
+        _FUNCTIONS.add(name)
+    return found
 
 
-def _is_readable(x: Tensor) -> bool:
+def names() -> list[str]:
+    """The names of activations for networks: defined everywhere, growing at most linearly."""
+    return sorted(_REGISTRY.keys() - _FUNCTIONS)
+
+
+def functions() -> list[str]:
+    """The other names that ``get`` takes: functions that grow faster, or have a limited domain."""
+    return sorted(_FUNCTIONS)
+
+
+def get(activation: str | MomentActivation) -> MomentActivation:
+    """The moment activation of this name; a moment activation is returned as it is.
+
+    Examples:
+        >>> get("relu")
+        relu
+    """
+    if isinstance(activation, MomentActivation):
+        return activation
+    found = _REGISTRY.get(activation) if isinstance(activation, str) else None
+    if found is None:
+        raise ValueError(
+            f"Unknown activation {activation!r}{_hint(activation)}; known are {', '.join(names())},"
+            f" and the functions {', '.join(functions())}. Any other function h works as "
+            "covary.activations.quadrature(h)."
+        )
+    return found if isinstance(found, MomentActivation) else found()
+
+
+def _hint(activation: object) -> str:
+    """What was probably meant by what is no activation."""
+    maker = getattr(activation, "__name__", None)
+    if maker and activation.__module__.startswith(__package__):
+        return f" (did you mean {maker}(), called?)"
+    name = activation if isinstance(activation, str) else type(activation).__name__
+    close = difflib.get_close_matches(name.lower(), _REGISTRY, n=1, cutoff=0.7)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def is_readable(x: Tensor) -> bool:
+    """Whether values can be looked at now, without waiting for a device."""
     if torch.compiler.is_compiling() or is_functorch_wrapped_tensor(x):
         return False
     return x.device.type == "cpu" and x.numel() > 0
+
+
+def in_blocks(
+    moments: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+    mu: Tensor,
+    var: Tensor,
+    *,
+    size: int = 16384,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, ...]:
+    """``moments(mu, var)`` of so many elements at a time, which stay in a processor's cache.
+
+    They are computed in ``dtype``, which is float64 unless given, where the device has it.
+    """
+    if dtype is None:
+        dtype = mu.dtype if mu.device.type == "mps" else torch.float64
+    if mu.device.type != "cpu":
+        size *= 64  # no cache to keep to, but memory
+    if mu.numel() <= size or torch.compiler.is_compiling():
+        return tuple(value.to(mu.dtype) for value in moments(mu.to(dtype), var.to(dtype)))
+    # In the order in which elements lie in memory: channels may be last there.
+    order = sorted(range(mu.dim()), key=mu.stride, reverse=True)
+    flat = (x.permute(order).reshape(-1) for x in (mu, var.expand_as(mu)))
+    blocks = zip(*(torch.split(x, size) for x in flat), strict=True)
+    parts = [[value.to(mu.dtype) for value in moments(m.to(dtype), v.to(dtype))] for m, v in blocks]
+    shape = [mu.shape[dim] for dim in order]
+    back = sorted(range(mu.dim()), key=order.__getitem__)
+    joined = (torch.cat(some) for some in zip(*parts, strict=True))
+    return tuple(value.view(shape).permute(back) for value in joined)

@@ -12,12 +12,12 @@ it up costs less than any expansion in functions that torch has, and a gather is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.polynomial.polynomial import polyder, polyint, polyval
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,13 +26,12 @@ Array = NDArray[np.float64]
 # Where x < 0 the grid is uniform in s = REACH / (REACH - x), which ends at s = 0 for -inf; where
 # x > 0 it is uniform in x, up to where a neuron is silent for all purposes (e^-100).
 REACH = 2.0
-LAST = 10.0
+_LAST = 10.0
 _CELLS = 512  # of the negative half
 _FINER = 0.25  # cells of the positive half are 1 / (_CELLS * _FINER) wide
-_TOTAL = int(_CELLS * (1 + _FINER * LAST)) + 1  # the last of which is where it ends
-_ASYMPTOTIC_BELOW = -9.0
-_ORDER = 20  # of Taylor polynomials, on steps so short that they are exact to rounding
-_STEPS_PER_UNIT = 32
+_TOTAL = int(_CELLS * (1 + _FINER * _LAST)) + 1  # the last of which is where it ends
+_FAR = 94  # cells on the far left, x < -8.8, where asymptotic series have all digits
+_ORDER = 16  # of Taylor polynomials, exact to rounding within a cell
 
 
 class Family(NamedTuple):
@@ -82,7 +81,7 @@ def place(x: Tensor) -> Place:
     below, above = x.clamp(max=0), x.clamp(min=0)
     s = (1 - below / REACH).reciprocal_()
     # Negative arguments have no second term, positive ones s = 1.
-    grid = above.clamp(max=LAST).mul_(_CELLS * _FINER).add_(s, alpha=_CELLS)
+    grid = above.clamp(max=_LAST).mul_(_CELLS * _FINER).add_(s, alpha=_CELLS)
     cell = grid.floor()
     # NaN is in no cell, and stays in what is left of the grid.
     return Place(below, above, s, cell.nan_to_num(0.0).int(), grid.sub_(cell))
@@ -118,84 +117,77 @@ def _kept_rows(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Ten
 def _cubics() -> dict[str, Array]:
     """(4, _TOTAL) for each function: cubics through its values at Chebyshev's points of a cell."""
     points = (1 - np.cos(np.pi * (np.arange(4) + 0.5) / 4)) / 2
-    grid = (np.arange(_TOTAL)[:, None] + points) / _CELLS
-    x = np.where(grid < 1, REACH - REACH / grid, (grid - 1) / _FINER)
-    to_powers = np.linalg.inv(np.vander(points, increasing=True))
-    return {name: np.ascontiguousarray(to_powers @ values.T) for name, values in _scaled(x).items()}
-
-
-def _scaled(x: Array) -> dict[str, Array]:
-    """The functions at these points, scaled."""
-    far = x < _ASYMPTOTIC_BELOW
-    near = _solution()(np.where(far, 0.0, x))
-    away = _asymptotic(np.where(far, -x, -_ASYMPTOTIC_BELOW))
+    x = _line(np.arange(_TOTAL) + points[:, None])
+    far, near = _asymptotic(-x[:, :_FAR]), _solved(x[:, _FAR:])
     s = REACH / (REACH + np.maximum(-x, 0))
+    to_powers = np.linalg.inv(np.vander(points, increasing=True))
     found = {}
     for name, (growth, decay) in FAMILIES.items():
-        value = np.where(far, away[name], near[name])
+        value = np.hstack([far[name], near[name]])
         if name == "G":
             value = value - np.log(s) / 2
-        found[name] = value * np.exp(-growth * np.maximum(x, 0) ** 2) / s**decay
+        found[name] = to_powers @ (value * np.exp(-growth * np.maximum(x, 0) ** 2) / s**decay)
     return found
 
 
-class _Solution(NamedTuple):
-    """Taylor polynomials of g and h around points of a grid, that solve their equations."""
-
-    start: float
-    step: float
-    g: Array  # (points, _ORDER)
-    h: Array
-    big_g: Array  # (points,) G at the points
-    big_h: Array
-
-    def __call__(self, x: Array) -> dict[str, Array]:
-        """All the functions at x, anywhere between the ends of the grid."""
-        at = np.clip(np.rint((x - self.start) / self.step).astype(int), 0, len(self.g) - 1)
-        d = x - (self.start + at * self.step)
-        g, dg, ddg, above_g = _series(self.g[at], d)
-        h, dh, _, above_h = _series(self.h[at], d)
-        return {
-            "G": self.big_g[at] + above_g,
-            "g": g,
-            "dg": dg,
-            "ddg": ddg,
-            "H": self.big_h[at] + above_h,
-            "h": h,
-            "dh": dh,
-        }
+def _line(cells: Array) -> Array:
+    """Where on the line a number of cells from its left end is."""
+    grid = cells / _CELLS
+    return np.where(grid < 1, REACH - REACH / grid, (grid - 1) / _FINER)
 
 
-def _series(a: Array, d: Array) -> tuple[Array, Array, Array, Array]:
-    """A Taylor polynomial (..., _ORDER) at d, its first two derivatives and its integral."""
-    n = np.arange(a.shape[-1], dtype=np.float64)
-    powers = d[..., None] ** n
-    value = (a * powers).sum(-1)
-    slope = (a * n)[..., 1:] * powers[..., :-1]
-    bend = (a * n * (n - 1))[..., 2:] * powers[..., :-2]
-    return value, slope.sum(-1), bend.sum(-1), (a / (n + 1) * powers).sum(-1) * d
+def _asymptotic(y: Array) -> dict[str, Array]:
+    """The functions at -y, y > 8, as series in 1/y^2 cut where their terms are smallest."""
+    g, h = np.zeros(24), np.zeros(24)
+    for k in range(24):
+        g[k] = -g[k - 1] * (2 * k - 1) / 2 if k else 0.5
+        h[k] = (g[: k + 1] @ g[k::-1] - (2 * k + 1) * h[k - 1]) / 2
+    n, t = np.arange(24), 1 / y**2
+    return {
+        # The constant makes G(0) = 0; it is Euler's.
+        "G": -np.euler_gamma / 4 - np.log(2 * y) / 2 + t * polyval(t, g[1:] * 0.5 / n[1:]),
+        "g": polyval(t, g) / y,
+        "dg": polyval(t, g * (2 * n + 1)) / y**2,
+        "ddg": polyval(t, g * (2 * n + 1) * (2 * n + 2)) / y**3,
+        "H": polyval(t, h / (2 * n + 2)) / y**2,
+        "h": polyval(t, h) / y**3,
+        "dh": polyval(t, h * (2 * n + 3)) / y**4,
+    }
 
 
-@cache
-def _solution() -> _Solution:
-    """Solve for g and h from -12 upwards, where errors die out (x < 0) or grow as they do."""
-    start, step = -12.0, 1 / _STEPS_PER_UNIT
-    count = int((LAST + 0.5 - start) / step) + 1
-    first = _asymptotic(np.array(-start))
-    g, h = float(first["g"]), float(first["h"])
-    big_g, big_h = [float(first["G"])], [float(first["H"])]
-    rows_g, rows_h = [], []
-    for i in range(count):
-        a, b = _taylor(start + i * step, g, h)
-        rows_g.append(a)
-        rows_h.append(b)
-        g, _, _, above_g = (float(value) for value in _series(np.array(a), np.array(step)))
-        h, _, _, above_h = (float(value) for value in _series(np.array(b), np.array(step)))
-        big_g.append(big_g[-1] + above_g)
-        big_h.append(big_h[-1] + above_h)
-    return _Solution(
-        start, step, np.array(rows_g), np.array(rows_h), np.array(big_g[:-1]), np.array(big_h[:-1])
-    )
+def _solved(x: Array) -> dict[str, Array]:
+    """The functions at points (4, cells) of all other cells, by Taylor polynomials.
+
+    They solve the equations of g and h from left to right, where errors die out or grow as they do.
+    """
+    edges = _line(np.arange(_FAR, _TOTAL + 1.0))
+    first = {name: float(value) for name, value in _asymptotic(-edges[0]).items()}
+    series = []
+    g, h = first["g"], first["h"]
+    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        a, b = _taylor(low, g, h)
+        series.append((a, b))
+        g, h = (sum(c * (high - low) ** n for n, c in enumerate(some)) for some in (a, b))
+    g_series, h_series = np.array(series).transpose(1, 2, 0)  # (_ORDER, cells) each
+    d = x - edges[:-1]
+
+    def at(coefficients: Any) -> Array:
+        return np.asarray(polyval(d, coefficients, tensor=False))
+
+    def integral(coefficients: Array, start: float) -> Array:
+        within = polyint(coefficients)
+        steps: Any = polyval(np.diff(edges), within, tensor=False)
+        return np.asarray(start + np.cumsum(steps) - steps + at(within))
+
+    return {
+        "G": integral(g_series, first["G"]),
+        "g": at(g_series),
+        "dg": at(polyder(g_series)),
+        "ddg": at(polyder(g_series, 2)),
+        "H": integral(h_series, first["H"]),
+        "h": at(h_series),
+        "dh": at(polyder(h_series)),
+    }
 
 
 def _taylor(x: float, g: float, h: float) -> tuple[list[float], list[float]]:
@@ -207,34 +199,3 @@ def _taylor(x: float, g: float, h: float) -> tuple[list[float], list[float]]:
         a.append((2 * x * a[n] + 2 * before_a) / (n + 1))
         b.append((2 * x * b[n] + 2 * before_b + square) / (n + 1))
     return a, b
-
-
-def _asymptotic(y: Array) -> dict[str, Array]:
-    """The functions at -y, y >= 9, as series in 1/y^2 cut where their terms are smallest."""
-    terms = 24
-    g = [0.5]
-    for k in range(1, terms):
-        g.append(-g[-1] * (2 * k - 1) / 2)
-    h: list[float] = []
-    for k in range(terms):
-        square = sum(g[i] * g[k - i] for i in range(k + 1))
-        h.append((square - (2 * k + 1) * (h[-1] if h else 0.0)) / 2)
-    n = np.arange(terms, dtype=np.float64)
-    return {
-        # The constant makes G(0) = 0; it is Euler's.
-        "G": -np.euler_gamma / 4 - np.log(2 * y) / 2 + _inverse(g[1:], 0.5 / n[1:], y, 2),
-        "g": _inverse(g, np.ones(terms), y, 1),
-        "dg": _inverse(g, 2 * n + 1, y, 2),
-        "ddg": _inverse(g, (2 * n + 1) * (2 * n + 2), y, 3),
-        "H": _inverse(h, 1 / (2 * n + 2), y, 2),
-        "h": _inverse(h, np.ones(terms), y, 3),
-        "dh": _inverse(h, 2 * n + 3, y, 4),
-    }
-
-
-def _inverse(series: Sequence[float], factors: Array, y: Array, power: int) -> Array:
-    """sum_k series_k factors_k y^(-2k - power), by Horner's rule."""
-    total = np.zeros_like(y)
-    for term in (np.array(series) * factors)[::-1]:
-        total = total / y**2 + term
-    return np.asarray(total / y**power)

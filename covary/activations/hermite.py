@@ -1,13 +1,13 @@
-"""Moments of any activation by Gauss-Hermite quadrature."""
+"""Moments of any activation by quadrature."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +18,10 @@ from covary.activations.activation import (
     ActivationMoments,
     Function,
     MomentActivation,
-    known_empty,
+    in_blocks,
+    is_readable,
 )
 
-T = TypeVar("T", float, Tensor)
 Table = tuple[tuple[float, ...], tuple[float, ...]]  # nodes, weights
 
 
@@ -29,8 +29,8 @@ Table = tuple[tuple[float, ...], tuple[float, ...]]  # nodes, weights
 class Rules:
     """Nodes and weights with sum_k w_k f(x_k) = E[f(x)] for x ~ N(0, 1), for float32 and float64.
 
-    With ``kinks`` they are those of an integral over [0, 1], for each part of the line between
-    points where the function is not smooth, up to ``reach`` standard deviations.
+    With ``kinks``, points where the function is not smooth, they are those of an integral over
+    [0, 1], for each part of the line between kinks.
 
     Kept as numbers, not tensors, so that a network moves between devices and dtypes without them.
     """
@@ -39,41 +39,22 @@ class Rules:
     double: Table
     kinks: tuple[float, ...] = ()
 
-    def stacked(self, mu: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+    def at(self, mu: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
         """Nodes and weights, (K, ...) each, of a shape that goes with mu's."""
-        rule = torch.tensor(self._table(mu), dtype=mu.dtype, device=mu.device)
+        is_double = mu.dtype == torch.float64
+        rule = torch.tensor(
+            self.double if is_double else self.single, dtype=mu.dtype, device=mu.device
+        )
         nodes, weights = rule.reshape(2, -1, *[1] * mu.dim())
         if not self.kinks:
             return nodes, weights
-        parts = [_within(part, nodes, weights) for part in self._parts(mu, sigma)]
-        x, w = (torch.cat(some) for some in zip(*parts, strict=True))
-        return x, w
-
-    def each(self, mu: Tensor, sigma: Tensor) -> Iterator[tuple[float | Tensor, float | Tensor]]:
-        """The same one after the other: numbers, or with kinks tensors of mu's shape."""
-        pairs = list(zip(*self._table(mu), strict=True))
-        if not self.kinks:
-            yield from pairs
-        for part in self._parts(mu, sigma) if self.kinks else ():
-            yield from (_within(part, t, w) for t, w in pairs)
-
-    def _table(self, mu: Tensor) -> Table:
-        return self.double if mu.dtype == torch.float64 else self.single
-
-    def _parts(self, mu: Tensor, sigma: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Lower ends and lengths of the parts between kinks, in standard deviations."""
-        reach = 8.0 if mu.dtype == torch.float64 else 6.7
+        reach = 8.0 if is_double else 6.7  # standard deviations
         far = torch.full_like(mu + sigma, reach)
         inner = [((kink - mu) / sigma).clamp(-reach, reach) for kink in self.kinks]
-        ends = [-far, *inner, far]
-        return [(low, high - low) for low, high in pairwise(ends)]
-
-
-def _within(part: tuple[Tensor, Tensor], t: T, weight: T) -> tuple[Tensor, Tensor]:
-    """Nodes of [0, 1] as nodes of a part of the line, weighted by the density there."""
-    low, length = part
-    x = low + t * length
-    return x, weight * length * torch.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
+        ends = list(pairwise([-far, *inner, far]))
+        x = torch.cat([low + nodes * (high - low) for low, high in ends])
+        lengths = torch.cat([weights * (high - low) for low, high in ends])
+        return x, lengths * torch.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
 
 
 def _table(nodes: NDArray[np.float64], weights: NDArray[np.float64]) -> Table:
@@ -87,14 +68,15 @@ def gauss_hermite(count: int) -> Rules:
     return Rules(table, table)
 
 
-def _legendre(count: int) -> Table:
+def legendre(count: int) -> Table:
+    """The Gauss-Legendre rule on [0, 1]."""
     nodes, weights = np.polynomial.legendre.leggauss(count)
     return _table((1 + nodes) / 2, weights / 2)
 
 
 def between(kinks: Sequence[float]) -> Rules:
     """Gauss-Legendre nodes between kinks."""
-    return Rules(_legendre(24), _legendre(40), tuple(sorted(kinks)))
+    return Rules(legendre(24), legendre(40), tuple(sorted(kinks)))
 
 
 def _trapezoid(step: float, reach: float) -> Table:
@@ -113,82 +95,67 @@ def _trapezoid(step: float, reach: float) -> Table:
 SMOOTH = Rules(_trapezoid(0.32, 6.72), _trapezoid(0.2, 8.0))
 SHARP = Rules(_trapezoid(0.21, 6.72), _trapezoid(0.13, 8.06))
 
-
-# Elements up to which all nodes are evaluated at once, in one tensor: fewer, larger operations. A
-# compiler makes one loop of it, which needs no memory either.
-_FEW = 8192
+# Of elements for which all nodes are evaluated at once.
+_BYTES = 32768
 
 # From the deviations of h from h(mu), the error of the variance is about eps |h| / (sigma |h'|)
 # relative to it; where that exceeds 1 / _DIGITS, it is better to start from h'.
 _DIGITS = 1e5
 
 
+def by_nodes(formula: Callable[..., ActivationMoments]) -> Callable[..., ActivationMoments]:
+    """Let a formula of (mu, var) evaluate all nodes at once, for a block of elements at a time."""
+
+    @wraps(formula)
+    def apply(mu: Tensor, var: Tensor, **options: Any) -> ActivationMoments:
+        block, size = partial(formula, **options), _BYTES // mu.element_size()
+        return ActivationMoments(*in_blocks(block, mu, var, size=size, dtype=mu.dtype))
+
+    return apply
+
+
+@by_nodes
 def quadrature_moments(
     mu: Tensor, var: Tensor, *, function: Function, derivative: Function | None, rules: Rules
 ) -> ActivationMoments:
-    """Quadrature of docs/theory.md, eqs. (4) to (6).
-
-    Sums are over deviations from h(mu), not over values, of which where sigma is small (or mu
-    huge) only rounding error would be left. Memory is a few times that of mu: nodes are evaluated
-    one after the other unless mu has few elements.
-    """
+    """Quadrature of docs/theory.md, eqs. (4) to (6)."""
+    # Deviations from h(mu) are summed, not values, of which only rounding error would be left where
+    # sigma is small (or mu huge).
     sigma = var.sqrt()
+    x, w = rules.at(mu, sigma)
+    points = torch.addcmul(mu, sigma, x)
     with torch.no_grad():  # results do not depend on the centre, so neither do gradients
         centre = function(mu).nan_to_num(0.0, 0.0, 0.0)
-
-    def deviation(points: Tensor) -> Tensor:
-        return function(points) - centre
-
-    first, along, second = _sums(deviation, mu, sigma, rules)
+    first, along, second = _sums(function(points) - centre, x, w)
     # Under one rule Bessel's inequality holds to the letter: gain^2 var never exceeds the variance.
     # The bound makes an overflow inf, not inf - inf.
     largest = torch.finfo(mu.dtype).max
     variance = (second - first.square().clamp(max=largest)).clamp(min=0)
-    gain = along / sigma
-    mean = centre + first
+    found = ActivationMoments(centre + first, variance, along / sigma)
     if derivative is None:
-        return ActivationMoments(mean, variance, gain)
+        return found
     # The gain divides rounding error by sigma; below 0.1 it is better to average h'. The same
     # where mu is so large that it swallows the differences between nodes.
     eps = torch.finfo(mu.dtype).eps
     narrow = sigma < (64 * eps * mu.detach().abs()).clamp(min=0.1)
-    if known_empty(narrow):
-        return ActivationMoments(mean, variance, gain)
-    slope, bend, second = _sums(derivative, mu, sigma, rules)
+    if is_readable(narrow) and not bool(narrow.any()):
+        return found
+    slope, bend, second = _sums(derivative(points), x, w)
     # The Hermite series of h' (docs/theory.md, eq. 22): its first two terms, and of all others what
     # the third would make of them.
     rest = (second - slope.square() - bend.square()).clamp(min=0)
     from_slopes = var * (slope.square() + bend.square() / 2 + rest / 3)
     lost = sigma * slope.abs() < _DIGITS * eps * torch.maximum(centre.abs(), (mu * slope).abs())
-    return ActivationMoments(
-        mean,
-        torch.where(narrow & lost, from_slopes, variance),
-        torch.where(narrow, slope, gain),
+    return found._replace(
+        variance=torch.where(narrow & lost, from_slopes, variance),
+        gain=torch.where(narrow, slope, found.gain),
     )
 
 
-def _sums(
-    function: Function, mu: Tensor, sigma: Tensor, rules: Rules
-) -> tuple[Tensor, Tensor, Tensor]:
-    """E[f], E[x f] and E[f^2] of f(mu + sigma x) for x ~ N(0, 1), each of mu's shape."""
-    if mu.numel() <= _FEW or torch.compiler.is_compiling():
-        x, w = rules.stacked(mu, sigma)
-        values = function(torch.addcmul(mu, sigma, x))
-        weighted = w * values
-        return weighted.sum(0), (weighted * x).sum(0), (weighted * values).sum(0)
-    first, along, second = (torch.zeros_like(mu + sigma) for _ in range(3))
-    for x_k, w_k in rules.each(mu, sigma):
-        if isinstance(x_k, Tensor):
-            values = function(torch.addcmul(mu, sigma, x_k))
-            weighted = w_k * values
-            along.addcmul_(weighted, x_k)
-        else:
-            values = function(torch.add(mu, sigma, alpha=x_k))
-            weighted = w_k * values
-            along.add_(weighted, alpha=x_k)
-        first.add_(weighted)
-        second.addcmul_(weighted, values)
-    return first, along, second
+def _sums(values: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """E[f], E[x f] and E[f^2] of values f (K, ...) at nodes x."""
+    weighted = w * values
+    return weighted.sum(0), (weighted * x).sum(0), (weighted * values).sum(0)
 
 
 def _slope(x: Tensor, *, function: Function) -> Tensor:
@@ -208,17 +175,20 @@ def quadrature(
 ) -> MomentActivation:
     """The moment activation of any elementwise ``function`` of one tensor.
 
-    Mean and variance are Gauss-Hermite sums over ``nodes`` points, and so is the gain, as the
-    correlation of h(x) with x (Stein's lemma; the paper's eq. cov_si). That loses digits as var
-    tends to 0, so below sigma = 0.1 the gain is the average ``derivative`` (found by automatic
-    differentiation if not given); ``smooth=False`` keeps to the correlation, for functions with
-    jumps, which no derivative sees.
+    Mean, variance and gain (as the correlation of h(x) with x) are Gauss-Hermite sums. They are
+    accurate to many digits where the function is smooth within one standard deviation of x, to a
+    percent at a kink, and not at all at a jump (docs/theory.md has a measured table). A network
+    pickles if the function does, which a lambda does not.
 
-    How accurate this is depends on how fast the function bends within one standard deviation of x:
-    near machine precision while it is smooth on that scale, a percent at a kink, anything at a jump
-    (docs/theory.md has a measured table). If you say where they are, ``kinks`` and jumps cost
-    nothing but time: integrals are split there, and ``nodes`` plays no part. Prefer a closed form
-    where there is one. A network pickles if the function does, which a lambda does not.
+    Args:
+        function: h.
+        derivative: h', the average of which is the gain below sigma = 0.1, where the correlation
+            loses digits; found by automatic differentiation if not given.
+        smooth: False keeps to the correlation, for functions with jumps, which no derivative sees.
+        nodes: how many points sums are over.
+        kinks: where h has kinks or jumps. Integrals are split there, which costs nothing but time,
+            and ``nodes`` plays no part.
+        name: what the activation is shown as.
 
     Examples:
         >>> import torch
@@ -237,15 +207,16 @@ def quadrature(
         raise ValueError(f"quadrature needs 2 to 300 nodes, got {nodes}.")
     if derivative is not None and not smooth:
         raise ValueError("smooth=False ignores the derivative; pass one or the other.")
-    slope = derivative if derivative is not None else partial(_slope, function=function)
-    return MomentActivation(
-        name or f"quadrature({getattr(function, '__name__', repr(function))})",
-        function,
-        slope,
-        partial(
-            quadrature_moments,
-            function=function,
-            derivative=slope if smooth else None,
-            rules=between(kinks) if kinks else gauss_hermite(nodes),
-        ),
-    )
+    slope = derivative or partial(_slope, function=function)
+    rules = between(kinks) if kinks else gauss_hermite(nodes)
+    name = name or f"quadrature({getattr(function, '__name__', repr(function))})"
+    return by_rules(name, function, slope, rules, smooth=smooth)
+
+
+def by_rules(
+    name: str, function: Function, slope: Function, rules: Rules, *, smooth: bool = True
+) -> MomentActivation:
+    """The moment activation of a function by these rules."""
+    derivative = slope if smooth else None
+    moments = partial(quadrature_moments, function=function, derivative=derivative, rules=rules)
+    return MomentActivation(name, function, slope, moments)

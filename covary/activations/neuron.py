@@ -1,13 +1,18 @@
-"""The leaky integrate-and-fire neuron: its constants, and how fast it fires without noise."""
+"""The leaky integrate-and-fire neuron: rate, variance of the spike count, and gain."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from covary.activations.activation import ActivationMoments, MomentActivation, register
+from covary.activations.dawson import FAMILIES, REACH, Place, place, prepare
 
 
 @dataclass(frozen=True)
@@ -91,3 +96,161 @@ class LIF:
     def __repr__(self) -> str:
         constants = ", ".join(f"{name}={value:.15g}" for name, value in vars(self).items())
         return f"lif({constants})"
+
+
+@register
+def lif(
+    *, v_th: float = 20.0, v_res: float = 0.0, t_ref: float = 5.0, leak: float = 0.05
+) -> MomentActivation:
+    """The moment activation of leaky integrate-and-fire neurons; docs/theory.md, eqs. (32) to (36).
+
+    Its input is a current of mean ``mu`` (mV/ms) and white noise of intensity ``var`` (mV^2/ms);
+    its mean is a rate in spikes per ms, its variance that of the spike count per ms, counted over
+    long times. Without noise (``var = 0``) it fires regularly: the rate is exact, the variance 0.
+    All three have first derivatives; there are no second ones, and no forward mode. The constants
+    are those of ``LIF``.
+
+    Examples:
+        >>> import torch
+        >>> moments = lif()(torch.tensor([[0.5, 1.0, 2.0]]), torch.ones(1, 1))
+        >>> 1000 * moments.mean  # spikes per second
+        tensor([[ 0.3667, 18.2369, 53.5230]])
+    """
+    neuron = LIF(v_th, v_res, t_ref, leak)
+    prepare()
+    name = "lif" if neuron == LIF() else repr(neuron)
+    moments = partial(_moments, neuron=neuron)
+    return MomentActivation(name, neuron.rate, neuron.rate_slope, moments, neuron)
+
+
+def _moments(mu: Tensor, var: Tensor, *, neuron: LIF) -> ActivationMoments:
+    """docs/theory.md, eqs. (33) to (35)."""
+    both = torch.broadcast_tensors(mu, var)  # type: ignore[no-untyped-call]
+    return ActivationMoments(*_Moments.apply(*both, neuron))  # type: ignore[no-untyped-call]
+
+
+class _Passage(NamedTuple):
+    """The way from reset to threshold: both ends of the integrals, and the rate that follows.
+
+    Functions of the ends may overflow; ``damped`` is what keeps numerators and denominators finite.
+    """
+
+    ends: Place  # upper ends, then lower ones: (2, ...)
+    per_noise: Tensor  # 1 / sqrt(leak var)
+    ratio: Tensor  # e^{q^2 - p^2} for p = max(upper, 0), q = max(lower, 0)
+    rate: Tensor  # spikes per ms
+    rate_by_g: Tensor  # how the rate goes down with the integral of g, over rate and e^{-p^2}
+
+    def difference(self, name: str) -> Tensor:
+        """Upper minus lower end, times e^{-p^2}; of functions that grow twice as fast, squared."""
+        upper, lower = self.ends.look_up(name).unbind()
+        ratio = self.ratio if FAMILIES[name].growth == 1 else self.ratio.square()
+        return upper.addcmul_(ratio, lower, value=-1)
+
+
+def _passage(mu: Tensor, var: Tensor, neuron: LIF) -> _Passage:
+    finfo = torch.finfo(mu.dtype)
+    mu = mu.clamp(-(finfo.max**0.45), finfo.max**0.45)  # so that no end is infinite
+    per_noise = torch.rsqrt(neuron.leak * var)
+    bounds = mu.new_tensor([neuron.v_th, neuron.v_res]) * neuron.leak
+    ends = place((bounds.view(2, *[1] * mu.dim()) - mu) * per_noise)
+    (p, q), below = ends.above, ends.below
+    damped = p.square().neg_().exp_()
+    # As a product of two differences, not as one of squares, which would lose digits.
+    ratio = (q - p).mul_(q + p).exp_()
+    found = _Passage(ends, per_noise, ratio, damped, damped)
+    # What was taken out of G: the logarithm of s at the upper end over s at the lower.
+    logarithm = (below[0] - below[1]).mul_(ends.s[0]).div_(REACH).log1p_()
+    integral = found.difference("G").addcmul_(damped, logarithm, value=0.5)
+    # Never negative but for round-off; where all is lost in it, the neuron is silent, not NaN.
+    interval = integral.clamp_(min=0).mul_(2 / neuron.leak).add_(damped, alpha=neuron.t_ref)
+    over = interval.clamp_(min=finfo.tiny**0.25).reciprocal_()
+    return found._replace(rate=damped * over, rate_by_g=over.mul_(2 / neuron.leak))
+
+
+class _Moments(torch.autograd.Function):
+    """Mean, variance and gain, and their derivatives: all by the same tables.
+
+    In float64 whatever the arguments are, where the device has it: sub-threshold rates go like
+    e^{-x^2}, which multiplies the rounding error of x by up to 50 where rates still count.
+    """
+
+    @staticmethod
+    def vmap(
+        _info: Any, in_dims: tuple[int | None, ...], mu: Tensor, var: Tensor, neuron: LIF
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        # Unit by unit, so what is stacked is just more of the same.
+        stacked = [
+            argument[None] if dim is None else argument.movedim(dim, 0)
+            for argument, dim in zip((mu, var), in_dims, strict=False)
+        ]
+        both = torch.broadcast_tensors(*stacked)  # type: ignore[no-untyped-call]
+        return _Moments.apply(*both, neuron), (0, 0, 0)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def forward(mu: Tensor, var: Tensor, neuron: LIF) -> tuple[Tensor, Tensor, Tensor]:
+        fine = _widest(mu)
+        passage = _passage(mu.to(fine), var.to(fine), neuron)
+        found = _rates(passage)
+        return found.mean.to(mu.dtype), found.variance.to(mu.dtype), found.gain.to(mu.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        mu, var, ctx.neuron = inputs
+        ctx.save_for_backward(mu, var)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(
+        ctx: Any, grad_mean: Tensor, grad_variance: Tensor, grad_gain: Tensor
+    ) -> tuple[Tensor, Tensor, None]:
+        mu, var = ctx.saved_tensors
+        fine = _widest(mu)
+        by_mu, by_var = _derivatives(mu.to(fine), var.to(fine), ctx.neuron)
+        grads = torch.stack([grad_mean, grad_variance, grad_gain]).to(fine)
+        grad_mu = (grads * torch.stack(by_mu)).sum(0)
+        grad_var = (grads * torch.stack(by_var)).sum(0)
+        return grad_mu.to(mu.dtype), grad_var.to(mu.dtype), None
+
+
+def _widest(x: Tensor) -> torch.dtype:
+    return x.dtype if x.device.type == "mps" else torch.float64
+
+
+def _rates(passage: _Passage) -> ActivationMoments:
+    rate, by_g = passage.rate, passage.rate_by_g
+    once = rate * by_g
+    gain = passage.difference("g").mul_(passage.per_noise).mul_(once)
+    variance = passage.difference("H").mul_(by_g).mul_(once).mul_(2)
+    return ActivationMoments(rate, variance, gain)
+
+
+def _derivatives(
+    mu: Tensor, var: Tensor, neuron: LIF
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Derivatives of mean, variance and gain by mu and by var; docs/theory.md, eq. (36).
+
+    x g = (g' - 1) / 2, x g' = g'' / 2 - g and x h = (h' - g^2) / 2 spare differences of products
+    that are almost equal where x is large and negative.
+    """
+    passage = _passage(mu, var, neuron)
+    rate, variance, gain = _rates(passage)
+    by_g, per_noise = passage.rate_by_g, passage.per_noise
+    g, dg, ddg, h, dh = (passage.difference(name) for name in ("g", "dg", "ddg", "h", "dh"))
+    upper, lower = passage.ends.look_up("g").unbind()
+    square = upper.square() - (passage.ratio * lower).square()
+    once = rate * by_g
+    twice = 2 * once * by_g
+    # Of the rate's logarithm, which has derivatives where the rate itself vanishes.
+    log_by_mu, log_by_var = by_g * per_noise * g, by_g * dg / (4 * var)
+    by_mu = (
+        gain,
+        3 * variance * log_by_mu - twice * per_noise * h,
+        2 * gain * log_by_mu - once * per_noise.square() * dg,
+    )
+    by_var = (
+        rate * log_by_var,
+        3 * variance * log_by_var - twice * (dh - square) / (4 * var),
+        2 * gain * log_by_var - gain / (2 * var) - once * per_noise * (ddg / 2 - g) / (2 * var),
+    )
+    return by_mu, by_var

@@ -1,8 +1,7 @@
 """Inputs made to be misclassified: a little away from real ones, in the maximum norm.
 
-``fgsm`` and ``pgd`` follow the gradient of the loss; ``square`` asks for outputs alone, and so also
-works where a network has no gradient. What is made on one network and given to another is a
-transfer attack: ``other(fgsm(net, x, y, epsilon))``.
+``fgsm`` and ``pgd`` follow the gradient of the loss; ``square`` asks for outputs alone. A transfer
+attack gives what was made on one network to another: ``other(fgsm(net, x, y, epsilon))``.
 
 Examples:
     >>> import torch, covary
@@ -19,7 +18,6 @@ Examples:
 """
 
 from covary.attacks.common import Bounds, Network
-from covary.attacks.gradient import fgsm, input_gradient, pgd, signed_step
-from covary.attacks.search import square
+from covary.attacks.methods import fgsm, input_gradient, pgd, signed_step, square
 
 __all__ = ["Bounds", "Network", "fgsm", "input_gradient", "pgd", "signed_step", "square"]

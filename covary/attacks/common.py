@@ -1,22 +1,21 @@
-"""What attacks share: checks of their arguments, and asking a network for outputs."""
+"""What attacks share: checks of their arguments, where they may go, and asking a network."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from covary.models import evaluating
 from covary.moments import Moments
+from covary.progress import Steps
 
 # A network, or any function: (B, *shape) -> Moments or logits (B, classes).
 Network: TypeAlias = Callable[[Tensor], Moments | Tensor]
 # The least and the largest value that an input may have, for all features or for each.
 Bounds: TypeAlias = tuple[float | Tensor, float | Tensor]
-Progress: TypeAlias = Callable[[Sequence[Any], str], Iterable[Any]]
 
 
 class Box(NamedTuple):
@@ -30,8 +29,17 @@ class Box(NamedTuple):
         return torch.minimum(torch.maximum(x, self.low), self.high)
 
 
-def logits(net: Network, x: Tensor) -> Tensor:
-    """(B, classes) what the network makes of inputs: the mean, if these are Moments."""
+def box(x: Tensor, epsilon: float | Tensor, bounds: Bounds | None) -> Box:
+    """All inputs within ``epsilon`` of x in the maximum norm, and within the bounds."""
+    low, high = x - epsilon, x + epsilon
+    if bounds is None:
+        return Box(low, high)
+    least, most = (torch.as_tensor(bound, dtype=x.dtype, device=x.device) for bound in bounds)
+    return Box(torch.maximum(low, least), torch.minimum(high, most))
+
+
+def logits(net: Network, x: Tensor, y: Tensor) -> Tensor:
+    """(B, classes) the network's output for inputs with labels y: the mean, if it is Moments."""
     out = net(x)
     found = out.mean if isinstance(out, Moments) else out
     if not isinstance(found, Tensor):
@@ -44,20 +52,39 @@ def logits(net: Network, x: Tensor) -> Tensor:
             f"An attack needs logits of shape (batch, classes), got {tuple(found.shape)} for "
             f"{len(x)} inputs. Is this a classifier?"
         )
+    if len(y) and int(y.max()) >= found.shape[1]:
+        raise ValueError(
+            f"Labels go up to {int(y.max())}, but the network has {found.shape[1]} classes."
+        )
     return found
 
 
-def box(x: Tensor, epsilon: float | Tensor, bounds: Bounds | None) -> Box:
-    """All inputs within ``epsilon`` of x in the maximum norm, and within the bounds."""
-    low, high = x - epsilon, x + epsilon
-    if bounds is None:
-        return Box(low, high)
-    least, most = (torch.as_tensor(bound, dtype=x.dtype, device=x.device) for bound in bounds)
-    return Box(torch.maximum(low, least), torch.minimum(high, most))
+def by_batches(
+    attack: Callable[[Tensor, Tensor], Tensor],
+    net: Network,
+    x: Tensor,
+    y: Tensor,
+    *,
+    batch_size: int,
+    progress: Steps | None,
+    name: str,
+) -> Tensor:
+    """Apply an attack to each batch, on the network's device and in evaluation mode."""
+    check_whole(batch_size, "batch_size", 1)
+    module = net if isinstance(net, nn.Module) else nn.Module()  # of other functions none is known
+    device = next((parameter.device for parameter in module.parameters()), x.device)
+    # Also where the caller has switched gradients off, or is in inference mode.
+    with torch.inference_mode(False), torch.no_grad(), evaluating(module):
+        made = torch.empty_like(x, requires_grad=False)
+        batches = torch.split(torch.arange(len(x)), batch_size) if len(x) else ()
+        for rows in progress(batches, name) if progress else batches:
+            some = x[rows].detach().clone().to(device)
+            made[rows] = attack(some, y[rows].clone().to(device)).to(made)
+    return made
 
 
 def check(x: Tensor, y: Tensor, epsilon: float | Tensor, bounds: Bounds | None) -> None:
-    """An error, if the arguments of an attack do not fit."""
+    """Raise an error if the arguments of an attack do not fit."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(
@@ -91,9 +118,9 @@ def _check_labels(x: Tensor, y: Tensor) -> None:
 
 
 def _check_epsilon(x: Tensor, epsilon: float | Tensor) -> None:
-    values = torch.as_tensor(epsilon, dtype=torch.float64)
+    values = torch.as_tensor(epsilon)
     if not bool((torch.isfinite(values) & (values >= 0)).all()):
-        shown = values.item() if values.dim() == 0 else "some that are not"
+        shown = epsilon if values.dim() == 0 else "some that are not"
         raise ValueError(
             f"epsilon is how far an input may be moved: finite and >= 0, got {shown}. (The "
             "direction is the attack's to find.)"
@@ -123,58 +150,6 @@ def _check_bounds(x: Tensor, bounds: Bounds) -> None:
 
 
 def check_whole(value: int, name: str, least: int) -> None:
-    """An error unless the number is whole and large enough."""
+    """Raise an error unless the number is whole and large enough."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} is a whole number >= {least}, got {value}.")
-
-
-def check_fraction(value: float, name: str) -> None:
-    """An error unless the number is in (0, 1]."""
-    if not (math.isfinite(value) and 0 < value <= 1):
-        raise ValueError(f"{name} is in (0, 1], got {value}.")
-
-
-def check_classes(found: Tensor, y: Tensor) -> None:
-    """Labels must be those of the logits (B, classes)."""
-    if len(y) and int(y.max()) >= found.shape[1]:
-        raise ValueError(
-            f"Labels go up to {int(y.max())}, but the network has {found.shape[1]} classes."
-        )
-
-
-@contextmanager
-def evaluating(net: Network) -> Iterator[None]:
-    """Within this block a network is in evaluation mode; each layer's own mode comes back."""
-    layers = list(net.modules()) if isinstance(net, nn.Module) else []
-    modes = [layer.training for layer in layers]
-    for layer in layers:
-        layer.training = False
-    try:
-        yield
-    finally:
-        for layer, mode in zip(layers, modes, strict=True):
-            layer.training = mode
-
-
-def by_batches(
-    attack: Callable[[Tensor, Tensor], Tensor],
-    net: Network,
-    x: Tensor,
-    y: Tensor,
-    *,
-    batch_size: int,
-    progress: Progress | None,
-    name: str,
-) -> Tensor:
-    """What an attack makes of each batch, moved to where the network is, and back."""
-    check_whole(batch_size, "batch_size", 1)
-    parameter = next(iter(net.parameters()), None) if isinstance(net, nn.Module) else None
-    device = x.device if parameter is None else parameter.device
-    # Also where the caller has switched gradients off, or is in inference mode.
-    with torch.inference_mode(False), torch.no_grad(), evaluating(net):
-        made = torch.empty_like(x, requires_grad=False)
-        batches = torch.split(torch.arange(len(x)), batch_size) if len(x) else ()
-        for rows in progress(batches, name) if progress else batches:
-            some = x[rows].detach().clone().to(device)
-            made[rows] = attack(some, y[rows].clone().to(device)).to(made)
-    return made

@@ -1,22 +1,22 @@
-"""The commands, put together."""
+"""The commands, put together, and the demo, which runs three of them."""
 
 from __future__ import annotations
 
+import shlex
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from covary.cli.attack import attack
-from covary.cli.calibrate import calibrate
+from covary.cli.common import Debug, Seed, reported, say
 from covary.cli.compare import compare
 from covary.cli.data import fetch_data, list_data
-from covary.cli.demo import demo
 from covary.cli.export import export
-from covary.cli.fidelity import fidelity
-from covary.cli.look import evaluate, report
+from covary.cli.look import calibrate, evaluate, report
+from covary.cli.probe import attack, fidelity, verify
 from covary.cli.train import train
-from covary.cli.verify import verify
+from covary.runs import Run, RunError
 
 app = typer.Typer(
     name="covary",
@@ -50,16 +50,36 @@ def main(
     """Neural networks that know when they are guessing."""
 
 
-app.command()(train)
-app.command()(evaluate)
-app.command()(calibrate)
-app.command()(fidelity)
-app.command()(verify)
-app.command()(compare)
-app.command()(attack)
-app.command()(report)
-app.command()(export)
-app.command()(demo)
+@reported
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the run.")] = Path(
+        "runs/demo"
+    ),
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Passes over the data.")] = 100,
+    seed: Seed = 0,
+    debug: Debug = False,
+) -> None:
+    """Train on bundled digits, measure and report, in about a minute and without a download.
+
+    The three commands it runs are printed; they are the ones to use on your own data.
+
+    Example:
+
+    - `covary demo`
+    """
+    run = Run(out)
+    if run.exists() and run.config.data.name != "digits":
+        raise RunError(f"{out} holds a run on other data. Choose another folder (--out).")
+    options = ["--epochs", str(epochs), "--seed", str(seed), "--out", str(out), "--overwrite"]
+    say(f"$ {shlex.join(['covary', 'train', 'digits', *options])}", "bold")
+    train("digits", out=out, overwrite=True, epochs=epochs, seed=seed, debug=debug)
+    for command in (evaluate, report):
+        say(f"$ {shlex.join(['covary', command.__name__, str(out)])}", "bold")
+        command(out, debug=debug)
+
+
+for each in (train, evaluate, calibrate, fidelity, verify, compare, attack, report, export, demo):
+    app.command()(each)
 app.add_typer(data, name="data")
 data.command("list")(list_data)
 data.command("fetch")(fetch_data)

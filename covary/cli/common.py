@@ -1,4 +1,4 @@
-"""What every command does alike: errors as one sentence, exit codes, JSON, tables, progress.
+"""What all commands share: errors as one sentence, exit codes, JSON, tables, progress.
 
 Names of columns, classes and files come from other people. All that is printed goes through
 ``printable``, so that no escape sequence in a name reaches the terminal.
@@ -32,9 +32,11 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")]
-ForeignData = Annotated[
+OodData = Annotated[
     list[str] | None,
-    typer.Option("--ood", help="Foreign data: a known set or a table; repeat for several."),
+    typer.Option(
+        "--ood", help="Out-of-distribution data: a known set or a table; repeat for several."
+    ),
 ]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on standard output, nothing else.")
@@ -48,8 +50,12 @@ DataDir = Annotated[
     ),
 ]
 
+Cells = tuple[str, ...]  # below each other, the header first
+
 MOST_SEEDS = 100
-# Processes that a strategy starts run the same command; one voice is enough.
+# Errors whose message is enough to know what went wrong.
+_EXPECTED = (ValueError, RuntimeError, OSError, ImportError, MemoryError)
+# Processes that a strategy starts run the same command; only the first of them prints.
 _is_first = os.environ.get("LOCAL_RANK", "0") == "0"
 # Results go to standard output, all that is said on the way to standard error.
 results = Console(quiet=not _is_first)
@@ -78,15 +84,13 @@ def reported(command: Callable[Parameters, Result]) -> Callable[Parameters, Resu
         except KeyboardInterrupt:
             say("Interrupted.")
             raise typer.Exit(130) from None
-        except (ValueError, RuntimeError, OSError, ImportError, MemoryError) as error:
-            if kwargs.get("debug"):
-                raise
-            fail(str(error) or type(error).__name__)
-            raise typer.Exit(1) from None
         except Exception as error:
             if kwargs.get("debug"):
                 raise
-            fail(f"{type(error).__name__}: {error} (run again with --debug to see where)")
+            if isinstance(error, _EXPECTED):
+                fail(str(error) or type(error).__name__)
+            else:
+                fail(f"{type(error).__name__}: {error} (run again with --debug to see where)")
             raise typer.Exit(1) from None
 
     return wrapped
@@ -117,11 +121,6 @@ def say(sentence: str, style: str = "") -> None:
     voice.print(Text(printable(sentence), style=style), soft_wrap=True)
 
 
-def show_line(line: str) -> None:
-    """A result of one line."""
-    results.print(Text(printable(line)), soft_wrap=True)
-
-
 def show_json(content: Any) -> None:
     """The result for machines."""
     if _is_first:
@@ -138,49 +137,52 @@ def show_table(
     to a table of their own, below, with the first ones again.
     """
     cells = [[_in_one_line(cell) for cell in row] for row in (columns, *rows)]
-    by_column = list(zip(*cells, strict=True))
-    least = [
-        max(cell_len(piece.rstrip()) for cell in col for piece in _pieces(cell))
-        for col in by_column
-    ]
-    for i, chosen in enumerate(_groups(least, left, results.width)):
+    for i, group in enumerate(_groups(list(zip(*cells, strict=True)), left)):
         words = _in_one_line(f"{title} (continued)" if i else title)
-        results.print(Text("\n".join(_wrapped(words, results.width)), style="italic"))
-        _show_group([by_column[j] for j in chosen], [least[j] for j in chosen], left)
+        results.print(_fitted(words, results.width), style="italic")
+        results.print(_table(group, left))
 
 
-def _groups(least: Sequence[int], left: int, room: int) -> list[list[int]]:
+def _groups(columns: Sequence[Cells], left: int) -> list[list[Cells]]:
     """Which columns fit beside each other; the first ``left`` are in every group."""
-    first = list(range(min(left, len(least))))
+    first = list(columns[:left])
     groups = [first]
-    for i in range(len(first), len(least)):
-        if groups[-1] != first and _width([least[j] for j in (*groups[-1], i)]) > room:
-            groups.append(first)
-        groups[-1] = [*groups[-1], i]
+    for column in columns[left:]:
+        wider = [*groups[-1], column]
+        if groups[-1] == first or _width(map(_longest_word, wider)) <= results.width:
+            groups[-1] = wider
+        else:
+            groups.append([*first, column])
     return groups
 
 
-def _width(columns: Sequence[int]) -> int:
-    """Of a table with columns of these widths, a space on both sides of each, and lines."""
-    return sum(columns) + 3 * len(columns) + 1
+def _longest_word(cells: Cells) -> int:
+    return max(cell_len(piece.rstrip()) for cell in cells for piece in _pieces(cell))
 
 
-def _show_group(columns: Sequence[Sequence[str]], least: Sequence[int], left: int) -> None:
-    widths = [max(map(cell_len, column)) for column in columns]
+def _width(columns: Iterable[int]) -> int:
+    """Width of a table: columns of these widths, a space on both sides of each, and lines."""
+    return 1 + sum(width + 3 for width in columns)
+
+
+def _table(columns: Sequence[Cells], left: int) -> Table:
+    widths = [max(map(cell_len, cells)) for cells in columns]
+    least = list(map(_longest_word, columns))
     while _width(widths) > results.width and max(widths) > 1:
         # of the columns that can give way the widest does; if none can, long words are cut
         giving = [i for i in range(len(widths)) if widths[i] > least[i]] or range(len(widths))
         widths[max(giving, key=lambda i: widths[i])] -= 1
     table = Table()
-    wrapped = [
-        ["\n".join(_wrapped(cell, width)) for cell in column]
-        for column, width in zip(columns, widths, strict=True)
-    ]
-    for i, (header, *_) in enumerate(wrapped):
-        table.add_column(Text(header), justify="left" if i < left else "right", no_wrap=True)
-    for row in zip(*(column[1:] for column in wrapped), strict=True):
-        table.add_row(*map(Text, row))
-    results.print(table)
+    header, *rows = zip(*columns, strict=True)
+    for i, cell in enumerate(map(_fitted, header, widths)):
+        table.add_column(cell, justify="left" if i < left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(_fitted, row, widths))
+    return table
+
+
+def _fitted(cell: str, width: int) -> Text:
+    return Text("\n".join(_wrapped(cell, width)))
 
 
 def _in_one_line(text: str) -> str:
@@ -203,6 +205,11 @@ def _wrapped(text: str, width: int) -> list[str]:
         else:
             lines += chop_cells(piece, width)
     return [line.rstrip() for line in lines if line.strip()] or [""]
+
+
+def decimal(value: float | None, digits: int, nothing: str = "undefined") -> str:
+    """A number with so many digits behind the point, as a cell of a table."""
+    return nothing if value is None else f"{value:,.{digits}f}"
 
 
 def progress(items: Sequence[Any], name: str) -> Iterator[Any]:

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from covary.cli import common, options
 from covary.cli.common import DataDir, Debug, Json, reported, say
-from covary.cli.options import NETWORK, option
+from covary.cli.options import NETWORK, Chosen, configured, option, taken
 from covary.compare import CompareConfig, Comparison, Summary, method_names
 from covary.compare import compare as compare_methods
 from covary.compare.groups import check_methods
-from covary.compare.metrics import ood_key
-from covary.data import describe
-from covary.nn.fidelity import Row as FidelityRow
-from covary.runs.config import PER_SAMPLE, DataConfig
-from covary.training import Silent, terminal_or_lines
+from covary.compare.methods import ood_key
+from covary.runs.config import PER_SAMPLE_HELP, DataConfig, ModelConfig
+from covary.training import Silent, TrainingConfig, terminal_or_lines
 from covary.uncertainty.metrics import METRICS
+from covary.uncertainty.scores import about
 
-_OTHERS = "Methods compared with"
-_TASKS = ("classification", "regression")
-_USUAL = CompareConfig()
-
-
+_METHODS = "; ".join(
+    f"{task}: {', '.join(method_names(task)[1:])}" for task in ("classification", "regression")
+)
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Folder.", show_default="runs/compare-DATA")
 ]
@@ -47,23 +42,7 @@ Methods = Annotated[
     list[str] | None,
     typer.Option(
         "--methods",
-        help="What to compare with: "
-        + "; ".join(f"{task}: {', '.join(method_names(task)[1:])}" for task in _TASKS)
-        + ". With commas, or repeated; not given: all.",
-    ),
-]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with the comparison in the folder, if any.")
-]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace the comparison in the folder.")
-]
-Activation = Annotated[
-    str | None,
-    option(
-        NETWORK,
-        "--activation",
-        "Of all networks; conventional ones have relu in place of heaviside.",
+        help=f"What to compare with: {_METHODS}. With commas, or repeated; not given: all.",
     ),
 ]
 CovarianceKind = Annotated[
@@ -71,47 +50,31 @@ CovarianceKind = Annotated[
     option(
         NETWORK,
         "--covariance",
-        f"How the moment network holds its own when measured: {', '.join(PER_SAMPLE)}.",
+        f"How the moment network's covariance is stored when measured: {PER_SAMPLE_HELP}.",
     ),
-]
-Target = Annotated[
-    list[str] | None,
-    option("Tables", "--target", "Column of a table to predict; repeat for several."),
-]
-Ensemble = Annotated[int, option(_OTHERS, "--members", "Networks of a deep ensemble.", min=1)]
-McDropout = Annotated[float, option(_OTHERS, "--mc-dropout", "Probability of Monte Carlo dropout.")]
-Masks = Annotated[int, option(_OTHERS, "--samples", "Dropout masks per prediction.", min=1)]
-Epsilon = Annotated[
-    float, option(_OTHERS, "--epsilon", "Size of the attack, in ranges of a pixel.")
 ]
 
 
 @reported
+@configured(
+    ModelConfig,
+    TrainingConfig,
+    DataConfig,
+    CompareConfig,
+    defaults=[DataConfig, CompareConfig],
+    # Other networks have no trained trunk; of dropout and covariance there are options of its own.
+    without={ModelConfig: ("trunk_from", "dropout", "covariance")},
+)
 def compare(
     data: options.Data,
+    chosen: Chosen,
     out: Out = None,
     ood: Ood = None,
     seeds: Seeds = "3",
     methods: Methods = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    hidden: options.Hidden = None,
-    trunk: options.Trunk = None,
-    activation: Activation = None,
-    noise: options.Noise = None,
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
     covariance: CovarianceKind = "tracked",
-    epochs: options.Epochs = None,
-    batch_size: options.BatchSize = None,
-    lr: options.LearningRate = None,
-    weight_decay: options.WeightDecay = None,
-    schedule: options.Schedule = None,
-    validation: options.Validation = 0.1,
-    split: options.Split = 0,
-    target: Target = None,
-    members: Ensemble = _USUAL.members,
-    mc_dropout: McDropout = _USUAL.dropout,
-    samples: Masks = _USUAL.samples,
-    epsilon: Epsilon = _USUAL.epsilon,
     data_dir: DataDir = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -131,20 +94,13 @@ def compare(
     - `covary compare mnist --ood notmnist,fashion-mnist`
     - `covary compare energy --split 3 --seeds 5`
     - `covary compare digits --methods plain,ensemble --epochs 20 --json`
-    - `covary compare houses.csv --target price --resume`
+    - `covary compare houses.csv --target price --missing mean --resume`
     """
-    network: dict[str, Any] = {"trunk": trunk, "activation": activation}
-    network["hidden"] = common.numbers(hidden, int, "--hidden")
-    network["noise"] = common.numbers(noise, float, "--noise")
-    training = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "schedule": schedule}
     with common.wrong_use():
-        if resume and overwrite:
-            raise ValueError("--resume goes on with it, --overwrite replaces it: choose one.")
+        options.check_existing(resume=resume, overwrite=overwrite)
         check_methods(_listed(methods))
-        data_config = _data_config(data, split, validation, target or ())
-        settings = CompareConfig(
-            members=members, dropout=mc_dropout, samples=samples, epsilon=epsilon
-        )
+        data_config = options.data_config(data, chosen)
+        settings = CompareConfig(**taken(CompareConfig, chosen))
     folder = out or Path("runs") / f"compare-{Path(data).name.split('.')[0]}"
     result = compare_methods(
         data_config,
@@ -153,7 +109,7 @@ def compare(
         seeds=common.seeds(seeds, "--seeds"),
         methods=_listed(methods),
         covariance=covariance,
-        chosen={**network, **training, "weight_decay": weight_decay},
+        chosen=chosen,
         settings=settings,
         data_dir=data_dir,
         resume=resume,
@@ -167,16 +123,6 @@ def compare(
         _show(result)
         say("\n".join([_covariance(result), *(f"Note: {note}" for note in result.notes)]))
         say(f"Written to {folder / 'compare.json'}.")
-
-
-def _data_config(data: str, split: int, validation: float, target: Sequence[str]) -> DataConfig:
-    is_table = DataConfig(name=data).is_table
-    if is_table and not target:
-        raise ValueError(f"Which column of {data} is to be predicted? Say --target NAME.")
-    if not is_table and not 0 <= split < max(1, describe(data).splits):
-        raise ValueError(f"{data} has splits 0 to {max(1, describe(data).splits) - 1}.")
-    name = str(Path(data).resolve()) if is_table else data
-    return DataConfig(name=name, split=split, validation=validation, target=tuple(target))
 
 
 def _listed(values: list[str] | None) -> tuple[str, ...]:
@@ -198,7 +144,8 @@ def _show(result: Comparison) -> None:
             [
                 name,
                 *(_shown(row.summary.get(key)) for key in predicts),
-                *(_times(cost) for cost in (row.training_cost, row.inference_cost)),
+                common.decimal(row.training_cost, 1, "unknown"),
+                common.decimal(row.inference_cost, 1, "unknown"),
             ]
             for name, row in methods.items()
         ],
@@ -214,7 +161,7 @@ def _show(result: Comparison) -> None:
         f"{result.dataset}, {over}: what scores find (AUROC, if nothing else is said)",
         ["", "score", *finds.values()],
         [
-            [row.method, row.score, *(_shown(row.summary.get(key)) for key in finds)]
+            [row.method, about(row.score).title, *(_shown(row.summary.get(key)) for key in finds)]
             for row in result.rows
         ],
         left=2,
@@ -223,14 +170,7 @@ def _show(result: Comparison) -> None:
 
 def _covariance(result: Comparison) -> str:
     """How the moment network held its covariance, and how good that is where it was tracked."""
-    found = [
-        FidelityRow(
-            each.exact_width,
-            math.nan if each.rank is None else each.rank,
-            math.inf if each.error is None else each.error,
-        )
-        for each in result.fidelity.values()
-    ]
+    found = [each.row() for each in result.fidelity.values()]
     if not found:
         return f"MNN: {result.covariance} covariances."
     worst = max(found, key=lambda row: row.error)
@@ -246,7 +186,3 @@ def _shown(found: Summary | None) -> str:
     digits = 5 if abs(found.mean) < 0.02 else 3 if abs(found.mean) < 100 else 1
     spread = "" if found.stddev is None else f" ± {found.stddev:.{digits}f}"
     return f"{found.mean:.{digits}f}{spread}"
-
-
-def _times(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:,.1f}"

@@ -19,25 +19,16 @@ def list_data(data_dir: DataDir = None, as_json: Json = False, debug: Debug = Fa
 
     - `covary data list --data-dir datasets`
     """
-    rows = []
-    for name in common.progress(data.names(), "checking"):
-        entry, status = data.describe(name), data.status(name, data_dir)
-        rows.append((entry, status))
+    names = common.progress(data.names(), "checking")
+    found = [(data.describe(name), data.status(name, data_dir)) for name in names]
     if as_json:
+        said = ("name", "title", "task", "size", "licence", "source")
         common.show_json(
             [
-                {
-                    "name": entry.name,
-                    "title": entry.title,
-                    "task": entry.task,
-                    "size": entry.size,
-                    "licence": entry.licence,
-                    "source": entry.source,
-                    "state": status.state,
-                    "folder": str(status.folder) if status.folder else None,
-                    "detail": status.detail,
-                }
-                for entry, status in rows
+                {key: getattr(entry, key) for key in said}
+                | {"state": status.state, "detail": status.detail}
+                | {"folder": str(status.folder) if status.folder else None}
+                for entry, status in found
             ]
         )
         return
@@ -46,14 +37,14 @@ def list_data(data_dir: DataDir = None, as_json: Json = False, debug: Debug = Fa
         ["name", "size", "state", "where"],
         [
             [entry.name, entry.size, status.state, str(status.folder or "")]
-            for entry, status in rows
+            for entry, status in found
         ],
         left=4,
     )
-    for entry, status in rows:
+    for entry, status in found:
         if status.state == "damaged":
             say(f"{entry.name} is damaged: {status.detail}")
-    if any(status.state == "missing" for _, status in rows):
+    if any(status.state == "missing" for _, status in found):
         say("What is missing is downloaded when it is used, or now: covary data fetch NAME.")
     say("Tables of your own need no name: covary train FILE.csv --target COLUMN.")
 

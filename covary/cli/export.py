@@ -10,8 +10,7 @@ import typer
 from torch import nn
 
 from covary import runs
-from covary.cli import common
-from covary.cli.common import Debug, RunPath, quoted, reported, say
+from covary.cli.common import Debug, RunPath, printable, quoted, reported, say
 from covary.nn import Standardize
 from covary.runs import RunError
 from covary.stochastic import Chain, save_nir
@@ -49,12 +48,8 @@ def export(
         raise RunError(f"{out} exists already. Replace it (--overwrite) or choose another name.")
     chain = Chain.of(runs.open(run).network())
     standardize = [layer for layer in chain.trunk if isinstance(layer, Standardize)]
-    others = [
-        layer
-        for layer in chain.trunk
-        if any(True for _ in layer.parameters()) and not isinstance(layer, Standardize)
-    ]
-    if others:
+    others = [layer for layer in chain.trunk if not isinstance(layer, Standardize)]
+    if any(True for layer in others for _ in layer.parameters()):
         raise RunError(f"{run} has a trunk of ordinary layers, which no spiking neurons stand for.")
     out.parent.mkdir(parents=True, exist_ok=True)
     save_nir(replace(chain, trunk=nn.Sequential()), out, spike_width=spike_width)
@@ -66,4 +61,4 @@ def export(
         say(f"Inputs of the file are {inputs}.")
     widths = "-".join(str(stage.weight.shape[1]) for stage in chain.stages)
     say(f"Wrote {widths}-{len(chain.stages[-1].weight)} to {quoted(out)}.")
-    common.show_line(str(out))
+    typer.echo(printable(str(out)))

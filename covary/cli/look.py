@@ -1,4 +1,4 @@
-"""``covary evaluate`` and ``covary report``."""
+"""``covary evaluate``, ``covary calibrate`` and ``covary report``."""
 
 from __future__ import annotations
 
@@ -10,21 +10,13 @@ import typer
 
 from covary import runs
 from covary.cli import common
-from covary.cli.common import (
-    DataDir,
-    Debug,
-    ForeignData,
-    Json,
-    RunPath,
-    Seed,
-    quoted,
-    reported,
-    say,
-)
+from covary.cli.common import DataDir, Debug, Json, OodData, RunPath, Seed, quoted, reported, say
 from covary.cli.options import PerSampleCovariance
 from covary.report.words import contradictions
 from covary.runs.config import check_covariance
 from covary.runs.records import Numbers
+from covary.runs.results import Evaluation
+from covary.runs.uncertainty import NOISE
 from covary.uncertainty.metrics import METRICS
 from covary.uncertainty.scores import about
 
@@ -32,31 +24,22 @@ from covary.uncertainty.scores import about
 @reported
 def evaluate(
     run: RunPath,
-    ood: ForeignData = None,
+    ood: OodData = None,
     covariance: PerSampleCovariance = None,
-    exact_width: Annotated[
-        int | None,
-        typer.Option(
-            "--exact-width",
-            min=0,
-            help="With tracked covariances: layers of up to so many units have exact variances.",
-            show_default="that of the run, or the least that is good enough",
-        ),
-    ] = None,
     seed: Seed = 0,
     data_dir: DataDir = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure a trained run on its test data, and on foreign data.
+    """Measure a trained run on its test data, and on out-of-distribution data.
 
     Every sample gets a covariance of its own: tracked, which is approximate and cheap, and whose
     agreement with exact ones is measured and printed; full, which is exact; or diagonal, without
     correlations. covary fidelity says how much they differ.
 
-    AUROC is that of telling wrong predictions from right ones (test), or foreign inputs from those
-    of the test set, beside what max-softmax does, which takes no covariance. Numbers go to
-    evaluation.json in the folder of the run.
+    AUROC is that of telling wrong predictions from right ones (test), or out-of-distribution inputs
+    from those of the test set, beside what max-softmax does, which takes no covariance. Numbers go
+    to evaluation.json in the folder of the run.
 
     Examples:
 
@@ -66,12 +49,11 @@ def evaluate(
     """
     opened = runs.open(run, data_dir=data_dir)
     with common.wrong_use():
-        if covariance is not None or exact_width is not None:
-            check_covariance(covariance or "tracked", exact_width, opened.config.model)
+        if covariance is not None:
+            check_covariance(covariance)
     found = runs.evaluate(
         opened,
         covariance=covariance,
-        exact_width=exact_width,
         ood=tuple(ood or ()),
         seed=seed,
         progress=common.progress,
@@ -79,30 +61,62 @@ def evaluate(
     if as_json:
         common.show_json(found.to_json())
         return
-    columns = {} if found.calibration is None else {"calibrated": found.calibration.test}
-    columns |= found.parts
-    _show_metrics(f"{run}: {found.task} of {found.dataset}, {found.held} covariances", columns)
-    if found.calibration is not None:
-        say(f"Calibrated on {found.calibration.held_out_samples:,} held-out training samples.")
-    _show_scores(found.scores)
-    if found.by_target:
-        _show_metrics("The same for each target, in its own units", found.by_target)
-    for line in contradictions(found.parts):
-        say(line)
+    _show_evaluation(str(run), found)
+    say(f"Written to {opened.evaluation_path}. Look at it: covary report {quoted(run)}.")
+
+
+@reported
+def calibrate(
+    run: RunPath,
+    noise: Annotated[
+        str,
+        typer.Option(
+            "--noise",
+            help="Of the calibrated network: keep that of training, or choose one for all layers, "
+            f"or per layer ({', '.join(NOISE)}).",
+        ),
+    ] = "keep",
+    covariance: PerSampleCovariance = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Fit what held-out data say about a run's uncertainty, and keep it with the run.
+
+    On the part of the training data that was held out: temperature and scale of the covariance in
+    classification, `var -> scale * var + offset` in regression, and the fitted score of all layers.
+    `covary evaluate` does this by itself the first time; this command does it again, with the noise
+    chosen anew if wanted. Neither test data nor out-of-distribution data are looked at.
+
+    Examples:
+
+    - `covary calibrate runs/mnist`
+    - `covary calibrate runs/houses --noise per-layer`
+    """
+    if noise not in NOISE:
+        raise typer.BadParameter(f"{noise!r} is not one of {', '.join(NOISE)}.")
+    opened = runs.open(run, data_dir=data_dir)
+    found = runs.calibrate(opened, covariance=covariance, noise=noise, progress=common.progress)
+    assert found.calibration is not None
+    content = found.calibration.to_dict() | {
+        "noise": None if found.noise is None else list(found.noise),
+        "scores": list(found.scores),
+        "samples": found.samples,
+    }
+    del content["kind"]
+    if as_json:
+        common.show_json(content)
+        return
+    del content["samples"]
+    content["noise"] = content["noise"] or "as in training"
+    common.show_table(
+        f"{run}: fitted on {found.samples:,} held-out samples",
+        ["", "value"],
+        [[name, _shown(value)] for name, value in content.items()],
+    )
     for note in found.notes:
         say(f"Note: {note}")
-    if found.separability:
-        usual = "right predictions" if found.task == "classification" else "test inputs"
-        against = {name: "wrong" if name == "test" else name for name in found.separability}
-        common.show_table(
-            f"Separability of entropy from that of {usual}, by layer",
-            ["layer", *against.values()],
-            [
-                [layer, *(_decimal(values[i]) for values in found.separability.values())]
-                for i, layer in enumerate(found.layers)
-            ],
-        )
-    say(f"Written to {opened.evaluation_path}. Look at it: covary report {quoted(run)}.")
+    say(f"See what it changes: covary evaluate {quoted(run)}.")
 
 
 @reported
@@ -140,9 +154,30 @@ def report(
     say(f"The report is {page}. Open it in a browser: {page.resolve().as_uri()}")
 
 
+def _show_evaluation(run: str, found: Evaluation) -> None:
+    calibrated = {} if found.calibration is None else {"calibrated": found.calibration.test}
+    title = f"{run}: {found.task} of {found.dataset}, {found.covariance} covariances"
+    _show_metrics(title, {**calibrated, **found.parts})
+    if found.calibration is not None:
+        say(f"Calibrated on {found.calibration.held_out_samples:,} held-out training samples.")
+    _show_scores(found.scores)
+    if found.by_target:
+        _show_metrics("The same for each target, in its own units", found.by_target)
+    for line in (*contradictions(found.parts), *(f"Note: {note}" for note in found.notes)):
+        say(line)
+    if found.separability:
+        usual = "right predictions" if found.task == "classification" else "test inputs"
+        by_layer = zip(found.layers, *found.separability.values(), strict=True)
+        common.show_table(
+            f"Separability of entropy from that of {usual}, by layer",
+            ["layer", *("wrong" if name == "test" else name for name in found.separability)],
+            [[layer, *map(_shown, values)] for layer, *values in by_layer],
+        )
+
+
 def _show_metrics(title: str, columns: Mapping[str, Numbers]) -> None:
     rows = [
-        [metric.title, *(_number(part, key) for part in columns.values())]
+        [metric.title, *(_shown(part.get(key, "")) for part in columns.values())]
         for key, metric in METRICS.items()
         if any(key in part for part in columns.values())
     ]
@@ -150,30 +185,31 @@ def _show_metrics(title: str, columns: Mapping[str, Numbers]) -> None:
 
 
 def _show_scores(by_part: Mapping[str, Mapping[str, Numbers]]) -> None:
-    """What each score finds: errors, and inputs of each foreign set."""
+    """What each score finds: errors, and inputs of each out-of-distribution set."""
     test = by_part["test"]
     kind = "auroc" if "auroc" in next(iter(test.values())) else "spearman_error"
-    foreign = [name for name in by_part if name != "test"]
     word = "AUROC: wrong" if kind == "auroc" else "rank correlation with |error|"
+    others = {name: part for name, part in by_part.items() if name != "test"}
     common.show_table(
         "What each score finds (covary.uncertainty.scores; fitted plain sees no covariance)",
-        ["score", word, *(f"AUROC: {name}" for name in foreign)],
+        ["score", word, *(f"AUROC: {name}" for name in others)],
         [
             [
                 about(name).title,
-                _decimal(row[kind]),
-                *(_decimal(by_part[part][name]["auroc"]) for part in foreign),
+                _shown(row[kind]),
+                *(_shown(part[name]["auroc"]) for part in others.values()),
             ]
             for name, row in test.items()
         ],
     )
 
 
-def _number(part: Numbers, key: str) -> str:
-    if key not in part:
-        return ""
-    return f"{part[key]:,}" if key == "samples" else _decimal(part[key])
-
-
-def _decimal(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.4g}"
+def _shown(value: object) -> str:
+    """A number, a list of them or a text as a cell of a table."""
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value)) or "none"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "undefined" if value is None else str(value)

@@ -7,20 +7,22 @@ with the field (``covary.runs.config``, ``covary.training.config``).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, fields
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
 from covary.cli import common
-from covary.runs.config import PER_SAMPLE, DataConfig, ModelConfig
-from covary.training import TrainingConfig
+from covary.data import describe
+from covary.runs.config import PER_SAMPLE_HELP, DataConfig
 
-NETWORK, TRAINING = "Network", "Training"
+NETWORK = "Network"
 Result = TypeVar("Result")
 Chosen = dict[str, Any]
+_NONE: Mapping[type, Sequence[str]] = {}
 
 
 def option(panel: str, name: str, help_text: str, **more: Any) -> Any:
@@ -28,60 +30,56 @@ def option(panel: str, name: str, help_text: str, **more: Any) -> Any:
     return typer.Option(name, rich_help_panel=panel, help=help_text, **more)
 
 
-def described(section: type, name: str) -> Any:
-    """The option for a field of a configuration."""
-    found = {field.name: field for field in fields(section)}[name].metadata
-    more = {key: found[key] for key in ("min",) if key in found}
-    return option(found["panel"], _flag(name, found), found["help"], **more)
-
-
-def _flag(name: str, metadata: Any) -> str:
-    return str(metadata.get("flag", f"--{name.replace('_', '-')}"))
-
-
-class Spelled(NamedTuple):
-    """How a field of a configuration is written on the command line."""
-
-    parameter: Parameter
-    read: Callable[[Any], Any]  # what was said -> the value of the field
-
-
-def _spelled(section: type, field: Field[Any], *, usual: bool) -> Spelled:
-    """Numbers with commas between them, names by repeating the option, all else as it is."""
-    kind = get_type_hints(section)[field.name]
-    default = field.default if usual and field.default is not MISSING else None
-    said: Any = kind if default is not None else kind | None
-    read: Callable[[Any], Any] = _as_said
-    if get_origin(kind) is tuple:
-        of, default = get_args(kind)[0], None
-        said = list[str] | None if of is str else str | None
-        flag = _flag(field.name, field.metadata)
-        read = _names if of is str else functools.partial(common.numbers, kind=of, option=flag)
-    annotation = Annotated[said, described(section, field.name)]
-    place = Parameter.KEYWORD_ONLY
-    return Spelled(Parameter(field.name, place, default=default, annotation=annotation), read)
-
-
 def _as_said(value: Any) -> Any:
     return value
 
 
-def _names(said: list[str] | None) -> tuple[str, ...]:
-    return tuple(said or ())
+class _Spelled(NamedTuple):
+    """A field of a configuration on the command line."""
+
+    parameter: Parameter
+    read: Callable[[Any], Any]  # what was said -> the value of the field
+    default: Any  # the value where nothing is said
 
 
-def configured(*sections: type, defaults: Sequence[type] = ()) -> Callable[..., Any]:
+def _spelled(section: type, field: Field[Any], *, usual: bool) -> _Spelled:
+    """Numbers have commas between them, and so have names if the field's metadata have ``commas``.
+
+    Other names are said by repeating the option, and all else as it is.
+    """
+    kind, told = get_type_hints(section)[field.name], field.metadata
+    flag = told.get("flag", f"--{field.name.replace('_', '-')}")
+    default: Any = field.default if usual else None
+    shown = default
+    said: Any = kind if default is not None else kind | None
+    read: Callable[[Any], Any] = _as_said
+    if get_origin(kind) is tuple:
+        of, shown = get_args(kind)[0], ",".join(map(str, default or ())) or None
+        repeated = of is str and not told.get("commas")
+        said = (list[str] if repeated else str) | None
+        read = tuple if repeated else functools.partial(common.numbers, kind=of, option=flag)
+    more = {key: told[key] for key in ("min", "show_default") if key in told}
+    annotation = Annotated[said, option(told["panel"], flag, told["help"], **more)]
+    place = Parameter.KEYWORD_ONLY
+    parameter = Parameter(field.name, place, default=shown, annotation=annotation)
+    return _Spelled(parameter, read, default)
+
+
+def configured(
+    *sections: type, defaults: Sequence[type] = (), without: Mapping[type, Sequence[str]] = _NONE
+) -> Callable[..., Any]:
     """Give a command an option for each described field of these configurations.
 
     They take the place of its second parameter, ``chosen``, which gets their values by name: None
     for what was not said, but for fields of ``defaults``, which have their usual values then.
+    ``without`` names the fields of a configuration that the command does not take.
     """
-    spelled = [
-        _spelled(section, field, usual=section in defaults)
+    spelled = {
+        field.name: _spelled(section, field, usual=section in defaults)
         for section in sections
         for field in fields(section)
-        if "help" in field.metadata
-    ]
+        if "help" in field.metadata and field.name not in without.get(section, ())
+    }
 
     def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
         hints = get_type_hints(command, include_extras=True)
@@ -91,16 +89,16 @@ def configured(*sections: type, defaults: Sequence[type] = ()) -> Callable[..., 
         )
         parameters = [
             first,
-            *(each.parameter for each in spelled),
+            *(each.parameter for each in spelled.values()),
             *(other.replace(kind=Parameter.KEYWORD_ONLY) for other in others),
         ]
 
         @functools.wraps(command)
         def wrapped(*args: Any, **said: Any) -> Result:
-            chosen = {
-                parameter.name: read(said.pop(parameter.name, parameter.default))
-                for parameter, read in spelled
-            }
+            chosen = {}
+            for name, each in spelled.items():
+                value = said.pop(name, None)
+                chosen[name] = each.default if value is None else each.read(value)
             return command(*args, chosen=chosen, **said)
 
         whole = signature(command).replace(parameters=parameters)
@@ -111,32 +109,43 @@ def configured(*sections: type, defaults: Sequence[type] = ()) -> Callable[..., 
     return decorate
 
 
+def taken(section: type, chosen: Chosen) -> Chosen:
+    """The values of this configuration's fields, which are removed from those that were chosen."""
+    return {field.name: chosen.pop(field.name) for field in fields(section) if field.name in chosen}
+
+
+def data_config(data: str, chosen: Chosen) -> DataConfig:
+    """The part of the configuration that says which data; a table must have a target."""
+    values = taken(DataConfig, chosen)
+    if not DataConfig(name=data).is_table:
+        splits = max(1, describe(data).splits)
+        if not 0 <= values["split"] < splits:
+            raise ValueError(f"{data} has splits 0 to {splits - 1}.")
+        return DataConfig(name=data, **values)
+    if not values["target"]:
+        raise ValueError(f"Which column of {data} is to be predicted? Say --target NAME.")
+    # Wherever the run is looked at from, this is the file that it means.
+    return DataConfig(name=str(Path(data).resolve()), **values)
+
+
+def check_existing(*, resume: bool, overwrite: bool) -> None:
+    """Refuse two ways of treating what is in the folder."""
+    if resume and overwrite:
+        raise ValueError("--resume goes on with it, --overwrite replaces it: choose one.")
+
+
 Data = Annotated[
     str, typer.Argument(help="A known set (covary data list), or a .csv, .tsv, .parquet file.")
 ]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with what is in the folder, if anything is.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in the folder.")]
 PerSampleCovariance = Annotated[
     str | None,
     typer.Option(
         "--covariance",
-        help=f"How it is held: {', '.join(PER_SAMPLE)}.",
+        help=f"How it is stored: {PER_SAMPLE_HELP}.",
         show_default="tracked, or full where tracked ones are poor",
     ),
 ]
-AttackedCovariance = Annotated[
-    str | None,
-    typer.Option(
-        "--covariance",
-        help=f"How it is held: {', '.join(PER_SAMPLE)}.",
-        show_default="tracked if it was so in training, else full",
-    ),
-]
-Hidden = Annotated[str | None, described(ModelConfig, "hidden")]
-Trunk = Annotated[str | None, described(ModelConfig, "trunk")]
-Noise = Annotated[str | None, described(ModelConfig, "noise")]
-Epochs = Annotated[int | None, described(TrainingConfig, "epochs")]
-BatchSize = Annotated[int | None, described(TrainingConfig, "batch_size")]
-LearningRate = Annotated[float | None, described(TrainingConfig, "lr")]
-WeightDecay = Annotated[float | None, described(TrainingConfig, "weight_decay")]
-Schedule = Annotated[str | None, described(TrainingConfig, "schedule")]
-Validation = Annotated[float, described(DataConfig, "validation")]
-Split = Annotated[int, described(DataConfig, "split")]

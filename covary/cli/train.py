@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,57 +10,34 @@ import typer
 
 from covary.cli import common, options
 from covary.cli.common import DataDir, Debug, Json, Seed, reported, say
-from covary.cli.options import Chosen, configured, option
-from covary.data import Dataset, describe
-from covary.runs import DataConfig, ModelConfig, Run, RunConfig
+from covary.cli.options import Chosen, configured, taken
+from covary.covariance import class_name
+from covary.data import Dataset
+from covary.runs import DataConfig, DeviceConfig, ModelConfig, Run, RunConfig
 from covary.runs.samples import load_data, validation_rows
 from covary.runs.tracking import summary
 from covary.runs.training import resolve
 from covary.runs.training import train as train_run
 from covary.training import Silent, TrainingConfig, terminal_or_lines
 
-_Out = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", help="Folder of the run.", show_default="runs/DATA"),
-]
-_ENGINE = "Devices"
-_Accelerator = Annotated[
-    str, option(_ENGINE, "--accelerator", "auto (cuda, else cpu), or one of Lightning Fabric's.")
-]
-_Devices = Annotated[
-    int, option(_ENGINE, "--devices", "How many; each gets its part of every batch.", min=1)
-]
-_Strategy = Annotated[str, option(_ENGINE, "--strategy", "How devices work together, such as ddp.")]
-_CheckpointMinutes = Annotated[
-    float, option(_ENGINE, "--checkpoint-minutes", "Save this often within long epochs.")
-]
-_Keep = Annotated[
-    str | None,
-    option(_ENGINE, "--keep", "Keep the weights after these epochs too, such as 1,2,5,10."),
-]
+_SECTIONS = (ModelConfig, TrainingConfig, DataConfig, RunConfig, DeviceConfig)
 
 
 @reported
-@configured(ModelConfig, TrainingConfig, DataConfig, RunConfig, defaults=[DataConfig])
+@configured(*_SECTIONS, defaults=[DataConfig, DeviceConfig])
 def train(
     data: options.Data,
     chosen: Chosen,
-    out: _Out = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the folder, if there is one.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run in the folder.")
-    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder of the run.", show_default="runs/DATA"),
+    ] = None,
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the whole configuration and stop.")
     ] = False,
     seed: Seed = 0,
-    accelerator: _Accelerator = "auto",
-    devices: _Devices = 1,
-    strategy: _Strategy = "auto",
-    checkpoint_minutes: _CheckpointMinutes = 5.0,
-    keep: _Keep = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -82,24 +59,26 @@ def train(
     - `covary train cifar10 --augment --devices 2 --strategy ddp`
     """
     with common.wrong_use():
-        kept = common.numbers(keep, int, "--keep") or ()
-        if resume and overwrite:
-            raise ValueError("--resume goes on with a run, --overwrite replaces it: choose one.")
-        data_config = _data_config(data, chosen)
+        devices = DeviceConfig(**taken(DeviceConfig, chosen))
+        options.check_existing(resume=resume, overwrite=overwrite)
+        of_data = options.data_config(data, chosen)
     if chosen["trunk_from"] is not None:
         chosen["trunk"] = chosen["trunk"] or Run(chosen["trunk_from"]).config.model.trunk or None
         chosen["trunk_from"] = str(Path(chosen["trunk_from"]).resolve())
-    dataset, schema = load_data(data_config, data_dir=data_dir, seed=seed)
+    dataset, schema = load_data(of_data, data_dir=data_dir, seed=seed)
     with common.wrong_use():
-        config = resolve(data_config, dataset, {**chosen, "seed": seed})
+        config = resolve(of_data, dataset, {**chosen, "seed": seed})
         config.model.build()
-        late = [epoch for epoch in kept if not 1 <= epoch <= config.training.epochs]
+        late = [epoch for epoch in devices.keep if not 1 <= epoch <= config.training.epochs]
         if late:
             raise ValueError(f"--keep {late[0]}: there are epochs 1 to {config.training.epochs}.")
     for note in dataset.notes:
         say(f"Note: {note}")
     if dry_run:
-        _show(config, as_json=as_json)
+        if as_json:
+            common.show_json(asdict(config))
+        else:
+            typer.echo(common.printable(config.to_toml()), nl=False)
         return
     run = Run(out or Path("runs") / Path(data).name.split(".")[0])
     say(_plan(config, dataset, run))
@@ -110,31 +89,11 @@ def train(
         dataset,
         run,
         schema=schema,
-        accelerator=accelerator,
-        devices=devices,
-        strategy=strategy,
         existing="resume" if resume else "overwrite" if overwrite else "refuse",
-        checkpoint_minutes=checkpoint_minutes,
-        keep=kept,
         display=Silent() if as_json else terminal_or_lines(common.voice),
+        devices=devices,
     )
     _show_trained(run, config, history, as_json=as_json)
-
-
-def _data_config(data: str, chosen: Chosen) -> DataConfig:
-    """The part of the configuration that says which data; a table must have a target."""
-    values = {
-        field.name: chosen.pop(field.name) for field in fields(DataConfig) if field.name in chosen
-    }
-    if not DataConfig(name=data).is_table:
-        splits = max(1, describe(data).splits)
-        if not 0 <= values["split"] < splits:
-            raise ValueError(f"{data} has splits 0 to {splits - 1}.")
-        return DataConfig(name=data, **values)
-    if not values["target"]:
-        raise ValueError(f"Which column of {data} is to be predicted? Say --target NAME.")
-    # Wherever the run is looked at from, this is the file that it means.
-    return DataConfig(name=str(Path(data).resolve()), **values)
 
 
 def _plan(config: RunConfig, dataset: Dataset, run: Run) -> str:
@@ -151,7 +110,7 @@ def _plan(config: RunConfig, dataset: Dataset, run: Run) -> str:
 
 
 def _show_trained(run: Run, config: RunConfig, history: list[Any], *, as_json: bool) -> None:
-    measured = run.tracking if config.model.covariance == "tracked" else None
+    measured = run.tracking if class_name(config.model.covariance) == "tracked" else None
     if as_json:
         rows = None if measured is None else [row._asdict() for row in measured.rows]
         result = {"run": str(run.path), "config": asdict(config), "epochs": history}
@@ -160,13 +119,6 @@ def _show_trained(run: Run, config: RunConfig, history: list[Any], *, as_json: b
     if not history:
         say("There was nothing left to train.")
     if measured is not None:
-        say(summary(measured, config.model.exact_width))
+        say(summary(measured, config.model.covariance))
     path = common.quoted(run.path)
     say(f"Done. Measure it: covary evaluate {path}. Look at it: covary report {path}.")
-
-
-def _show(config: RunConfig, *, as_json: bool) -> None:
-    if as_json:
-        common.show_json(asdict(config))
-    else:
-        typer.echo(common.printable(config.to_toml()), nl=False)

@@ -1,7 +1,8 @@
 """What a moment neural network is compared with, and the comparison.
 
-``compare`` trains and measures all methods alike. Each method gives a ``Prediction``: probabilities
-or a mean and covariance, and scores.
+``compare`` trains and measures all methods alike. Each ``Method`` is a network and a rule
+(``by_mean``, ``by_expectation``, ``by_average``, ``by_density``, ``by_targets``) that gives a
+``Prediction``: probabilities or a mean and covariance, and scores.
 """
 
 from covary.compare import laplace
@@ -9,16 +10,14 @@ from covary.compare.comparing import compare
 from covary.compare.comparison import CompareConfig, Comparison, Row, Summary
 from covary.compare.groups import method_names
 from covary.compare.methods import (
-    AveragedClassifier,
-    CalibratedClassifier,
-    Classifier,
-    FittedClassifier,
-    GaussianRegressor,
     Method,
-    MomentClassifier,
     Prediction,
-    calibrated_classifier,
-    calibrated_regressor,
+    by_average,
+    by_density,
+    by_expectation,
+    by_mean,
+    by_targets,
+    calibrated,
 )
 from covary.compare.networks import (
     DropoutSamples,
@@ -29,24 +28,22 @@ from covary.compare.networks import (
 )
 
 __all__ = [
-    "AveragedClassifier",
-    "CalibratedClassifier",
-    "Classifier",
     "CompareConfig",
     "Comparison",
     "DropoutSamples",
-    "FittedClassifier",
     "GaussianHead",
-    "GaussianRegressor",
     "Members",
     "Method",
-    "MomentClassifier",
     "Prediction",
     "Row",
     "Spread",
     "Summary",
-    "calibrated_classifier",
-    "calibrated_regressor",
+    "by_average",
+    "by_density",
+    "by_expectation",
+    "by_mean",
+    "by_targets",
+    "calibrated",
     "compare",
     "laplace",
     "method_names",

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from covary.attacks import fgsm
 from covary.compare.comparison import (
     CompareConfig,
     Comparison,
@@ -24,15 +25,7 @@ from covary.compare.comparison import (
     Summary,
 )
 from covary.compare.groups import Group, groups
-from covary.compare.methods import Method
-from covary.compare.metrics import (
-    BATCH,
-    Numbers,
-    attacked_images,
-    classification_rows,
-    predict_all,
-    regression_rows,
-)
+from covary.compare.methods import BATCH, Method, rows_of
 from covary.compare.workshop import KINDS, Workshop
 from covary.data import Dataset, Schema
 from covary.files import read_json, write_json
@@ -40,14 +33,15 @@ from covary.runs import costs
 from covary.runs.config import DataConfig, RunConfig, check_covariance
 from covary.runs.directory import Run, RunError, environment
 from covary.runs.records import decoded, to_json
-from covary.runs.samples import foreign_sets, load_data, validation_rows
+from covary.runs.samples import load_data, ood_sets, validation_rows
 from covary.runs.tracking import quietly
-from covary.runs.training import resolve, train
+from covary.runs.training import Existing, resolve, train
 from covary.training import Display, Silent
 from covary.training.config import make_optimizer
 
 _ROUNDS = 8
 _LEAST_HELD_OUT = 10
+_PIXELS = 255.0  # the range of an image's bytes
 RESULT, SETTINGS, COSTS = "compare.json", "settings.json", "costs.json"
 _ANEW = "Remove the file and run covary compare again, with --resume."
 Kept = TypeVar("Kept")
@@ -68,8 +62,8 @@ def compare(
     data_dir: str | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    say: Say | None = None,
-    display: Callable[[], Display] | None = None,
+    say: Say = lambda _sentence: None,
+    display: Callable[[], Display] = Silent,
 ) -> Comparison:
     """Train a moment neural network and what it is compared with, and measure them alike.
 
@@ -96,23 +90,27 @@ def compare(
         display: makes what shows a training's progress.
     """
     started = datetime.now(timezone.utc)
-    settings, say = settings or CompareConfig(), say or _unsaid
-    _check(seeds, data)
-    store = Run(out)
+    settings, chosen = settings or CompareConfig(), chosen or {}
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise ValueError(f"A comparison needs seeds, each once; got {list(seeds)}.")
     per_seed: dict[int, dict[str, GroupScores]] = {}
     notes: list[str] = []
     for seed in seeds:
-        work = _prepared(data, seed, methods, covariance, ood, chosen or {}, data_dir)
+        work = _prepared(data, {**chosen, "seed": seed}, methods, covariance, ood, data_dir)
         if seed == seeds[0]:
             # Not earlier: a folder begun with a wrong choice would refuse the right one.
-            _make_folder(store, data, chosen or {}, settings, resume=resume, overwrite=overwrite)
-        shop = _trained(work, out / f"seed-{seed}", settings, covariance, say, display or Silent)
+            _make_folder(out, data, chosen, settings, resume=resume, overwrite=overwrite)
+        run = Run(out / f"seed-{seed}" / "mnn", data_dir=data_dir)
+        _train(work, run, say, display())
+        shop = Workshop(
+            run, work.dataset, settings, covariance=covariance, say=say, display=display
+        )
         per_seed[seed] = {
             name: _measured(name, group, shop, work.ood, say) for name, group in work.groups.items()
         }
         notes += [note for note in (*work.notes, *shop.notes) if note not in notes]
         if seed == seeds[0]:
-            first, measured = work, _costs(store, work.groups, shop, say)
+            first, measured = work, _costs(out / COSTS, work.groups, shop, say)
     fidelity = {str(seed): found["mnn"].fidelity for seed, found in per_seed.items()}
     model = first.config.model
     return Comparison(
@@ -127,7 +125,7 @@ def compare(
         notes=tuple(notes),
         covariance=covariance,
         fidelity={seed: each for seed, each in fidelity.items() if each is not None},
-        **environment(started),
+        **environment(started, seed=seeds[0]),
     ).write(out / RESULT)
 
 
@@ -140,65 +138,25 @@ class _Work(NamedTuple):
     groups: Mapping[str, Group]
     ood: Mapping[str, Tensor]
     notes: tuple[str, ...]
-    data_dir: str | None  # where data are looked for first
 
 
 def _prepared(
     data: DataConfig,
-    seed: int,
+    chosen: Mapping[str, Any],
     methods: Sequence[str],
     covariance: str,
     ood: Sequence[str],
-    chosen: Mapping[str, Any],
     data_dir: str | None,
 ) -> _Work:
     """All that can be known before hours of training; what cannot be done is said now."""
+    seed = chosen["seed"]
     dataset, schema = load_data(data, data_dir=data_dir, seed=seed)
-    config = resolve(data, dataset, {**chosen, "seed": seed})
+    config = resolve(data, dataset, dict(chosen))
     wanted = groups(config.model.task, methods)
-    check_covariance(covariance, None, config.model)
-    others, news = foreign_sets(config.data, schema, dataset, ood, data_dir=data_dir, seed=seed)
-    _check_config(config, len(dataset.x))
-    return _Work(config, dataset, schema, wanted, others, (*dataset.notes, *news), data_dir)
-
-
-def _trained(
-    work: _Work,
-    folder: Path,
-    settings: CompareConfig,
-    covariance: str,
-    say: Say,
-    display: Callable[[], Display],
-) -> Workshop:
-    """The workshop of a seed, beside the moment neural network that it trains first."""
-    run = Run(folder / "mnn", data_dir=work.data_dir)
-    if not run.model_path.exists():
-        say(f"seed {work.config.training.seed}: training mnn")
-    config, dataset, schema = work[:3]
-    train(
-        config,
-        dataset,
-        run,
-        schema=schema,
-        existing="resume" if run.exists() else "refuse",
-        display=display(),
-    )
-    return Workshop(run, dataset, settings, covariance=covariance, say=say, display=display)
-
-
-def _check(seeds: Sequence[int], data: DataConfig) -> None:
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise ValueError(f"A comparison needs seeds, each once; got {list(seeds)}.")
-    if data.validation == 0:
-        raise ValueError(
-            "A comparison needs held-out rows, to fit temperatures and variances on: a validation "
-            "part above 0."
-        )
-
-
-def _check_config(config: RunConfig, n: int) -> None:
-    """Whether the network can be built, and n training rows leave enough to fit on."""
+    check_covariance(covariance)
+    others, news = ood_sets(config.data, schema, dataset, ood, data_dir=data_dir, seed=seed)
     config.model.build()  # names its activation, counts its noise
+    n = len(dataset.x)
     held_out = len(validation_rows(n, config)[0])
     if held_out < _LEAST_HELD_OUT:
         raise ValueError(
@@ -206,10 +164,19 @@ def _check_config(config: RunConfig, n: int) -> None:
             f"variances on; a validation part of {config.data.validation:g} makes {held_out} of "
             f"{n} training rows. Hold out more (--validation)."
         )
+    return _Work(config, dataset, schema, wanted, others, (*dataset.notes, *news))
+
+
+def _train(work: _Work, run: Run, say: Say, display: Display) -> None:
+    """Train the moment neural network of a seed, or what is left of its training."""
+    if not run.model_path.exists():
+        say(f"seed {work.config.training.seed}: training mnn")
+    existing: Existing = "resume" if run.exists() else "refuse"
+    train(work.config, work.dataset, run, schema=work.schema, existing=existing, display=display)
 
 
 def _make_folder(
-    store: Run,
+    folder: Path,
     data: DataConfig,
     chosen: Mapping[str, Any],
     settings: CompareConfig,
@@ -218,31 +185,41 @@ def _make_folder(
     overwrite: bool,
 ) -> None:
     """Make the folder, or refuse to touch the comparison that is there."""
-    path = store.path / SETTINGS
+    path = folder / SETTINGS
     given = {key: value for key, value in chosen.items() if value is not None}
     # By way of JSON, so that what is read back is the same.
     now = json.loads(json.dumps({"data": asdict(data), "chosen": given} | asdict(settings)))
     if path.exists() and not overwrite:
         if not resume:
             raise RunError(
-                f"{store.path} holds a comparison already. Go on with it (--resume), replace it "
+                f"{folder} holds a comparison already. Go on with it (--resume), replace it "
                 "(--overwrite) or choose another folder (--out)."
             )
         before = read_json(path)
-        different = sorted(key for key in now if now[key] != before.get(key))
+        different = list(_differences(before, now))
         if different:
             raise RunError(
-                f"{store.path} was begun with another choice of {', '.join(different)}. Resume "
+                f"{folder} was begun with another choice of {', '.join(different)}. Resume "
                 "with the command it was begun with (seeds, methods, covariance and "
                 "out-of-distribution data may be others), or choose another folder (--out)."
             )
     elif path.exists():
-        _clear(store.path)
-    elif store.path.is_dir() and any(store.path.iterdir()):
+        _clear(folder)
+    elif folder.is_dir() and any(folder.iterdir()):
         raise RunError(
-            f"{store.path} is not empty and holds no comparison. Choose another folder (--out)."
+            f"{folder} is not empty and holds no comparison. Choose another folder (--out)."
         )
     write_json(path, now)
+
+
+def _differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
+    """The names of settings that are not as before, such as ``epochs: 11, not 10``."""
+    if not isinstance(now, dict) or not isinstance(before, dict):
+        if now != before:
+            yield f"{name}: {now}, not {before}"
+        return
+    for key in sorted({*now, *(before if name else ())}):
+        yield from _differences(before.get(key), now.get(key), key)
 
 
 def _clear(path: Path) -> None:
@@ -260,7 +237,14 @@ def _clear(path: Path) -> None:
 
 def _kept(cls: type[Kept], path: Path) -> Kept | None:
     """What a file holds that an earlier comparison has left; None if there is none."""
-    return decoded(cls, read_json(path), str(path), _ANEW) if path.exists() else None
+    return decoded(cls, read_json(path, _ANEW), str(path), _ANEW) if path.exists() else None
+
+
+def _keep(record: Kept, path: Path) -> Kept:
+    """Write a file, and give what whoever reads it will get."""
+    content = to_json(record)
+    write_json(path, content)
+    return decoded(type(record), content, str(path))
 
 
 def _measured(
@@ -275,62 +259,47 @@ def _measured(
             shop.note(note)
         return kept
     before = len(shop.notes)
-    methods = group.make(shop)
+    methods = list(group.make(shop))
     say(f"seed {shop.config.training.seed}: measuring {name}")
-    scored = tuple(
-        MethodScores(name=method.name, description=method.description, scores=rows)
-        for method, rows in _scored(methods, shop, ood)
+    found = GroupScores(
+        ood=tuple(ood),
+        methods=tuple(_scored(methods, shop, ood)),
+        notes=tuple(shop.notes[before:]),
+        covariance=covariance,
+        fidelity=shop.fidelity if name == "mnn" else None,
     )
-    content = to_json(
-        GroupScores(
-            ood=tuple(ood),
-            methods=scored,
-            notes=tuple(shop.notes[before:]),
-            covariance=covariance,
-            fidelity=shop.fidelity if name == "mnn" else None,
-        )
-    )
-    write_json(path, content)
-    return decoded(GroupScores, content, str(path))
+    return _keep(found, path)
 
 
 def _scored(
     methods: Sequence[Method], shop: Workshop, ood: Mapping[str, Tensor]
-) -> list[tuple[Method, dict[str, Numbers]]]:
+) -> Iterator[MethodScores]:
     dataset = shop.dataset
     parts = {"test": dataset.x_test} | dict(ood)
     if shop.classify and dataset.is_image:
         # One attack for all methods of a group: what they predict comes from the same networks.
-        count, epsilon = shop.settings.attacked, shop.settings.epsilon
-        x, y = dataset.x_test[:count], dataset.y_test[:count]
-        parts["attacked"] = attacked_images(methods[0], x, y, epsilon)
-    found = []
+        count, size = shop.settings.attacked, shop.settings.epsilon * _PIXELS
+        x, y = dataset.x_test[:count].to(shop.device), dataset.y_test[:count].to(shop.device)
+        attack = partial(fgsm, methods[0].logits, bounds=(0.0, _PIXELS), batch_size=BATCH)
+        parts["attacked"] = attack(x.float(), y, size).cpu()
     for method in methods:
-        made = predict_all(method, parts)
-        test, others = made.pop("test"), made.pop("attacked", None)
-        if shop.classify:
-            rows = classification_rows(test, dataset.y_test, made, others)
-        else:
-            rows = regression_rows(test, dataset.y_test, made)
-        found.append((method, rows))
-    return found
+        made = {name: method.predict(x) for name, x in parts.items()}
+        test, attacked = made.pop("test"), made.pop("attacked", None)
+        rows = rows_of(test, dataset.y_test, made, attacked)
+        yield MethodScores(name=method.name, description=method.description, scores=rows)
 
 
-def _costs(store: Run, wanted: Mapping[str, Group], shop: Workshop, say: Say) -> Costs:
+def _costs(path: Path, wanted: Mapping[str, Group], shop: Workshop, say: Say) -> Costs:
     """Training and inference of each group over the plain network's, all measured in turns."""
-    path = store.path / COSTS
     kept = _kept(Costs, path)
-    if (
-        kept is not None
-        and set(wanted) <= set(kept.training)
-        and kept.covariance == shop.covariance
-    ):
+    if kept and set(wanted) <= set(kept.training) and kept.covariance == shop.covariance:
         return kept
     say("measuring what they cost")
-    made = {name: group.make(shop) for name, group in wanted.items()}
     batch = shop.dataset.x_test[:BATCH].to(shop.device)
     passes: dict[str, Callable[[], object]] = {
-        method.name: partial(method.infer, batch) for methods in made.values() for method in methods
+        method.name: partial(method.infer, batch)
+        for group in wanted.values()
+        for method in group.make(shop)
     }
     # The bare network, without even a softmax: what everything is a multiple of.
     passes["bare"] = partial(shop.network("plain"), batch)
@@ -348,8 +317,7 @@ def _costs(store: Run, wanted: Mapping[str, Group], shop: Workshop, say: Say) ->
         inference={name: seconds / inference["bare"] for name, seconds in inference.items()},
         covariance=shop.covariance,
     )
-    write_json(path, to_json(found))
-    return found
+    return _keep(found, path)
 
 
 def _step(kind: str, shop: Workshop) -> Callable[[], object]:
@@ -373,29 +341,25 @@ def _step(kind: str, shop: Workshop) -> Callable[[], object]:
 def _rows(per_seed: Mapping[int, Mapping[str, GroupScores]], measured: Costs) -> Iterator[Row]:
     """A row for each method and score: its numbers by seed, their summary, and its costs."""
     first = next(iter(per_seed.values()))
-    for group, found in first.items():
-        for method in found.methods:
-            for score in method.scores:
-                by_seed = {
-                    str(seed): other.scores[score]
-                    for seed, others in per_seed.items()
-                    for other in others[group].methods
-                    if other.name == method.name
-                }
-                yield Row(
-                    group=group,
-                    method=method.name,
-                    score=score,
-                    description=method.description,
-                    training_cost=measured.training[group],
-                    inference_cost=measured.inference.get(method.name),
-                    summary={
-                        metric: Summary.of([numbers.get(metric) for numbers in by_seed.values()])
-                        for metric in method.scores[score]
-                    },
-                    by_seed=by_seed,
-                )
-
-
-def _unsaid(_sentence: str) -> None:
-    pass
+    methods = [(group, method) for group, found in first.items() for method in found.methods]
+    for group, method in methods:
+        for score, metrics in method.scores.items():
+            by_seed = {
+                str(seed): other.scores[score]
+                for seed, others in per_seed.items()
+                for other in others[group].methods
+                if other.name == method.name
+            }
+            yield Row(
+                group=group,
+                method=method.name,
+                score=score,
+                description=method.description,
+                training_cost=measured.training[group],
+                inference_cost=measured.inference.get(method.name),
+                summary={
+                    metric: Summary.of([numbers.get(metric) for numbers in by_seed.values()])
+                    for metric in metrics
+                },
+                by_seed=by_seed,
+            )

@@ -1,40 +1,39 @@
-"""The result of a comparison and what it is made of, as files hold them."""
+"""The settings and the result of a comparison, and what it is made of, as files hold them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
-from covary.files import read_json, write_json
 from covary.runs.config import RunConfig
-from covary.runs.records import Numbers, decoded, to_json
+from covary.runs.records import Numbers, Record
 from covary.runs.results import TrackedFidelity
+from covary.training.config import option
 
+_OTHERS = "Methods compared with"
 _AGAIN = "Run covary compare again, with --resume: only what is missing is measured."
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig:
-    """What a comparison fixes for the methods beside the moment neural network.
+    """Settings of the methods that a moment neural network is compared with."""
 
-    Attributes:
-        members: networks of a deep ensemble.
-        dropout: probability of Monte Carlo dropout, in training and in use.
-        samples: dropout masks per prediction.
-        epsilon: how far an attack moves a pixel, as a fraction of its range.
-        attacked: test images that are attacked, the first so many.
-    """
-
-    members: int = 5
-    dropout: float = 0.1
-    samples: int = 30
-    epsilon: float = 0.1
-    attacked: int = 1000
+    members: int = field(default=5, metadata=option("Networks of a deep ensemble.", _OTHERS, min=1))
+    dropout: float = field(
+        default=0.1,
+        metadata=option("Probability of Monte Carlo dropout.", _OTHERS, flag="--mc-dropout"),
+    )
+    samples: int = field(
+        default=30, metadata=option("Dropout masks per prediction.", _OTHERS, min=1)
+    )
+    epsilon: float = field(
+        default=0.1, metadata=option("Size of the attack, in ranges of a pixel.", _OTHERS)
+    )
+    attacked: int = 1000  # test images that are attacked, the first so many
 
     def __post_init__(self) -> None:
         for name in ("members", "samples", "attacked"):
@@ -50,74 +49,46 @@ class CompareConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodScores:
-    """A method's numbers for a seed.
-
-    Attributes:
-        name: of the method.
-        description: what it does, in a sentence.
-        scores: by score, the value of each metric.
-    """
+    """A method's numbers for a seed."""
 
     name: str
-    description: str
-    scores: Mapping[str, Numbers]
+    description: str  # what it does, in a sentence
+    scores: Mapping[str, Numbers]  # by score, the value of each metric
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupScores:
-    """The numbers of the methods that share networks, for a seed: ``seed-S/GROUP.json``.
+    """The numbers of the methods that share networks, for a seed: ``seed-S/GROUP.json``."""
 
-    Attributes:
-        ood: out-of-distribution data that they were measured on.
-        methods: and their numbers.
-        notes: what whoever reports the numbers should know.
-        covariance: how the moment network held its covariance; None for other groups.
-        fidelity: of tracked covariances.
-    """
-
-    ood: tuple[str, ...]
+    ood: tuple[str, ...]  # out-of-distribution data that they were measured on
     methods: tuple[MethodScores, ...]
-    notes: tuple[str, ...] = ()
-    covariance: str | None = None
-    fidelity: TrackedFidelity | None = None
+    notes: tuple[str, ...] = ()  # what whoever reports the numbers should know
+    covariance: str | None = None  # how the moment network held it; None for other groups
+    fidelity: TrackedFidelity | None = None  # of tracked covariances
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Times over those of the plain network: ``costs.json``.
+    """Times over those of the plain network: ``costs.json``."""
 
-    Attributes:
-        batch: samples of a pass.
-        threads: that torch used.
-        training: of each group.
-        inference: of each method.
-        covariance: how the moment network held its covariance.
-    """
-
-    batch: int
-    threads: int
-    training: Mapping[str, float]
-    inference: Mapping[str, float]
-    covariance: str | None = None
+    batch: int  # samples of a pass
+    threads: int  # that torch used
+    training: Mapping[str, float]  # of each group
+    inference: Mapping[str, float]  # of each method
+    covariance: str | None = None  # how the moment network held it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """A metric over seeds; seeds for which it is undefined are left out.
+    """A metric over seeds; seeds for which it is undefined are left out."""
 
-    Attributes:
-        mean: None where it is undefined for all.
-        stddev: that of a sample (n - 1); None for a single seed.
-        seeds: how many it is defined for.
-    """
-
-    mean: float | None
-    stddev: float | None
-    seeds: int
+    mean: float | None  # None where it is undefined for all
+    stddev: float | None  # that of a sample (n - 1); None for a single seed
+    seeds: int  # how many it is defined for
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Summary:
-        """Of the metric's value for each seed."""
+        """Mean and spread of a metric, from its value for each seed."""
         finite = [value for value in values if value is not None and math.isfinite(value)]
         return cls(
             mean=float(np.mean(finite)) if finite else None,
@@ -128,82 +99,35 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A method and one of its scores.
+    """A method and one of its scores."""
 
-    Attributes:
-        group: methods of a group share their networks.
-        method: its name.
-        score: by which samples are ranked.
-        description: what the method does.
-        training_cost: in trainings of the plain network.
-        inference_cost: in passes of the plain network; None where it was not measured.
-        summary: of each metric, over seeds.
-        by_seed: each metric for each seed.
-    """
-
-    group: str
+    group: str  # methods of a group share their networks
     method: str
-    score: str
-    description: str
-    training_cost: float
-    inference_cost: float | None
-    summary: Mapping[str, Summary]
-    by_seed: Mapping[str, Numbers]
+    score: str  # by which samples are ranked
+    description: str  # what the method does
+    training_cost: float  # in trainings of the plain network
+    inference_cost: float | None  # in passes of the plain network; None where it was not measured
+    summary: Mapping[str, Summary]  # of each metric, over seeds
+    by_seed: Mapping[str, Numbers]  # each metric for each seed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """A moment neural network beside other methods: ``compare.json``.
-
-    Attributes:
-        task: what all are trained for.
-        dataset: on which data.
-        image_shape: (channels, height, width), or None where inputs are no images.
-        ood: out-of-distribution data.
-        seeds: each trained all networks anew.
-        config: of the moment neural network, for the first seed.
-        settings: of the methods beside it.
-        rows: a row for each method and score.
-        notes: what whoever reads the numbers should know.
-        covariance: how the moment network held its covariance; None in files that do not say.
-        fidelity: of tracked covariances, by seed.
-        command, versions, git_commit, platform, started, seconds: how it came about.
-    """
+class Comparison(Record):
+    """A moment neural network beside other methods: ``compare.json``."""
 
     task: Literal["classification", "regression"]
     dataset: str
-    image_shape: tuple[int, ...] | None
-    ood: tuple[str, ...]
-    seeds: tuple[int, ...]
-    config: RunConfig
+    image_shape: tuple[int, ...] | None  # (channels, height, width); None if inputs are no images
+    ood: tuple[str, ...]  # out-of-distribution data
+    seeds: tuple[int, ...]  # each trained all networks anew
+    config: RunConfig  # of the moment neural network, for the first seed
     settings: CompareConfig
     rows: tuple[Row, ...]
-    notes: tuple[str, ...]
-    covariance: str | None = None
-    fidelity: Mapping[str, TrackedFidelity] = field(default_factory=dict)
-    command: str
-    versions: Mapping[str, str]
-    git_commit: str | None
-    platform: str
-    started: str
-    seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """As a file has it."""
-        return to_json(self)
+    notes: tuple[str, ...]  # what whoever reads the numbers should know
+    covariance: str | None = None  # how the moment network held it; None in files that do not say
+    fidelity: Mapping[str, TrackedFidelity] = field(default_factory=dict)  # if tracked, by seed
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any], source: str = "JSON") -> Comparison:
-        """The inverse of ``to_json``; an error names the source, the key and what was expected."""
-        return decoded(cls, content, source, _AGAIN)
-
-    def write(self, path: Path) -> Comparison:
-        """Write it as JSON, and give what whoever reads the file will get."""
-        content = self.to_json()
-        write_json(path, content)
-        return Comparison.from_json(content, str(path))
-
-    @classmethod
-    def read(cls, path: Path) -> Comparison:
-        """Read what ``write`` wrote."""
-        return cls.from_json(read_json(path), str(path))
+    def from_json(cls, content: Any, source: str = "JSON", remedy: str = "") -> Self:
+        """The inverse of ``to_json``; an error says how to measure again."""
+        return super().from_json(content, source, remedy or _AGAIN)

@@ -14,6 +14,7 @@ from torch import nn
 from covary import data
 from covary.compare.comparison import CompareConfig
 from covary.compare.networks import with_variance_head
+from covary.covariance import class_name
 from covary.data import Dataset
 from covary.files import read_json, read_tensors, write_json
 from covary.models import has_slope, plain, with_covariance
@@ -46,16 +47,9 @@ def member_seed(seed: int, member: int) -> int:
 class Workshop:
     """Trains what methods ask for, once, in folders beside that of a run.
 
-    All have the run's widths, rows, batches, budget and optimizer. Networks of one seed and kind
+    All have the widths, rows, batches, budget and optimizer of the run, a trained moment neural
+    network, whose own covariance is held as ``covariance`` says. Networks of one seed and kind
     begin with the same weights as the run.
-
-    Args:
-        run: the trained moment neural network.
-        dataset: its data.
-        settings: of the comparison.
-        covariance: how the moment network holds its own where it is compared.
-        say: told what is being trained.
-        display: makes what shows a training's progress.
     """
 
     def __init__(
@@ -100,27 +94,30 @@ class Workshop:
         and told by ``fidelity``.
         """
         net = self.run.network().to(self.device)
-        if self.covariance != "tracked":
+        if class_name(self.covariance) != "tracked":
             return with_covariance(net, self.covariance).eval()
-        asked = self.config.model.exact_width
+        asked = self.config.model.tracked if self.covariance == "tracked" else self.covariance
         known, _ = known_or_measured(self.run, net, progress=False)
-        width, row = known.width(asked), known.used(asked)
-        self.fidelity = TrackedFidelity(exact_width=width, rank=row.rank, error=row.error)
-        return with_covariance(net, "tracked", exact_width=width).eval()
+        named, row = known.named(asked), known.used(asked)
+        self.fidelity = TrackedFidelity(named, row.rank, row.error)
+        return with_covariance(net, named).eval()
 
     def network(self, kind: str, member: int = 0) -> nn.Sequential:
         """A trained network of this kind, in evaluation mode."""
         folder = Run(self.folder(kind, member))
         net = self.build(kind, member)
+        self._claim(folder, kind, member)
         if folder.model_path.exists():
-            self._check(folder.path, kind, member)
             net.load_state_dict(read_tensors(folder.model_path)[0])
             return net.to(self.device).eval()
-        self._begin(folder, kind, member)
         self._train(net, folder, kind, member)
         folder.save_network(net)
         folder.checkpoint_path.unlink(missing_ok=True)
         return net.eval()
+
+    def ensemble(self, kind: str) -> list[nn.Sequential]:
+        """Trained networks of this kind and of several seeds."""
+        return [self.network(kind, member) for member in range(self.settings.members)]
 
     def folder(self, kind: str, member: int) -> Path:
         """Where a network is kept."""
@@ -140,6 +137,7 @@ class Workshop:
             return with_covariance(fresh, "full")
         dropout = self.settings.dropout if kind == "dropout" else self.config.model.dropout
         net = plain(fresh, dropout=dropout, activation=None if has_slope(fresh) else "relu")
+        assert isinstance(net, nn.Sequential)  # as the builder made it
         return with_variance_head(net) if kind == "gaussian" else net
 
     def objective(self, kind: str, net: nn.Module) -> nn.Module:
@@ -152,43 +150,33 @@ class Workshop:
         from lightning_fabric import Fabric
 
         config = self.config
-        training = replace(config.training, seed=member_seed(config.training.seed, member))
+        seed = member_seed(config.training.seed, member)
+        training = replace(config.training, seed=seed)
         transform = data.augmented if config.data.augment else None
+        precision: Any = config.precision
         self._say(f"seed {config.training.seed}: training {folder.path.name}")
-        torch.manual_seed(training.seed)
+        torch.manual_seed(seed)
         fit(
             self.objective(kind, net),
-            TensorBatches(
-                self.x, self.y, training.batch_size, seed=training.seed, transform=transform
-            ),
+            TensorBatches(self.x, self.y, training.batch_size, seed=seed, transform=transform),
             training,
-            fabric=Fabric(
-                accelerator=self.device,
-                devices=1,
-                precision=config.precision,  # type: ignore[arg-type]
-            ),
+            fabric=Fabric(accelerator=self.device, devices=1, precision=precision),
             checkpoint=Checkpoint(folder.checkpoint_path),
             resume=True,
             log=MetricsLog(folder.metrics_path, tensorboard=False),
             display=self._display(),
         )
 
-    def _begin(self, folder: Run, kind: str, member: int) -> None:
-        if (folder.path / "training.json").exists():
-            self._check(folder.path, kind, member)
-        else:
-            write_json(folder.path / "training.json", self._decides(kind, member))
-
-    def _check(self, path: Path, kind: str, member: int) -> None:
-        if read_json(path / "training.json") != self._decides(kind, member):
-            raise RunError(
-                f"{path} was trained with another configuration. Replace all (--overwrite), or "
-                "choose another folder (--out)."
-            )
-
-    def _decides(self, kind: str, member: int) -> dict[str, Any]:
-        """All that a network's weights depend on."""
-        found = {"kind": kind, "member": member, "config": to_json(self.config)}
+    def _claim(self, folder: Run, kind: str, member: int) -> None:
+        """Keep all that a network's weights depend on; refuse a folder where that is different."""
+        decides = {"kind": kind, "member": member, "config": to_json(self.config)}
         if kind == "dropout":
-            found["dropout"] = self.settings.dropout
-        return found
+            decides["dropout"] = self.settings.dropout
+        path = folder.path / "training.json"
+        if not (path.exists() or folder.model_path.exists()):
+            write_json(path, decides)
+        elif read_json(path) != decides:
+            raise RunError(
+                f"{folder.path} was trained with another configuration. Replace all (--overwrite), "
+                "or choose another folder (--out)."
+            )

@@ -5,35 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils import _pytree as pytree
 
 from covary import linalg
+from covary.activations import ActivationMoments
 
 Value = TypeVar("Value", bound=type)
 # Which samples of a batch: whatever indexes the first dimension of a tensor and keeps it.
 Selection = slice | Tensor | Sequence[int]
-EVERY = slice(None)
-
-
-class Response(Protocol):
-    """What an activation makes of its units, each (B, n)."""
-
-    @property
-    def mean(self) -> Tensor:
-        """(B, n) mean of each unit."""
-
-    @property
-    def variance(self) -> Tensor:
-        """(B, n) variance of each unit."""
-
-    @property
-    def gain(self) -> Tensor:
-        """(B, n) gain of each unit: the derivative of its mean by that of its input."""
 
 
 def register_value(
@@ -42,10 +25,9 @@ def register_value(
     derived: Sequence[str] = (),
     check: Callable[[Any], None] | None = None,
 ) -> Value:
-    """Make a dataclass a pytree: constants are its structure, the other fields its children.
+    """Make a dataclass a pytree; ``check`` looks at a value before it is taken apart.
 
-    Fields that are derived from the others are neither; each value finds its own. ``check`` looks
-    at a value before it is taken apart.
+    Constants are its structure. Derived fields each value finds by itself. The others are children.
     """
     apart = {*constants, *derived}
     children = [field.name for field in fields(cls) if field.name not in apart]
@@ -70,15 +52,17 @@ def register_value(
 
 
 class Covariance(ABC):
-    """The covariance of n units for a batch: (1 | B, n, n), stored in whatever way is cheapest."""
+    """The covariance of n units for a batch: (1 | B, n, n), stored in whatever way is cheapest.
+
+    The batch dimension is 1 where the whole batch has the same covariance, and is not expanded
+    before a layer needs it. What vmap stacks in front of it, the methods that look at a covariance
+    (``variance``, ``dense``, ``quadratic``, ``log_determinant``, ``color``) accept.
+    """
 
     @classmethod
     @abstractmethod
-    def start(cls, var: Tensor, n: int) -> Covariance:
-        """The covariance of n independent inputs.
-
-        Their variance is (1, 1) where all inputs of all samples have the same, else (B, n).
-        """
+    def of(cls, inputs: Covariance) -> Covariance:
+        """From the covariance of the inputs of a network: an exact one, ``Full``."""
 
     @property
     @abstractmethod
@@ -119,6 +103,11 @@ class Covariance(ABC):
         return self.variance
 
     @property
+    def is_diagonal(self) -> bool:
+        """Whether ``variance`` is all there is, so that no matrix need be formed."""
+        return False
+
+    @property
     def shape(self) -> torch.Size:
         """(1 | B, n): samples and units; what vmap stacks stands in front."""
         return self.unit_variance.shape
@@ -129,22 +118,28 @@ class Covariance(ABC):
         return changed
 
     def activate(
-        self, activation: Callable[[Tensor, Tensor], Response], mean: Tensor
-    ) -> tuple[Response, Covariance]:
-        """The activation's response at the means (B, n), and the covariance behind it."""
+        self, activation: Callable[[Tensor, Tensor], ActivationMoments], mean: Tensor
+    ) -> tuple[ActivationMoments, Covariance]:
+        """What the activation gives at the means (B, n), and the covariance behind it."""
         response = activation(mean, self.unit_variance)
         return response, self.gate(response.gain, response.variance)
 
     def quadratic(self, rows: Tensor) -> Tensor:
         """R C R^T for rows (1 | B, r, n): (1 | B, r, r)."""
+        if self.is_diagonal:
+            return linalg.gated_quadratic(rows, None, None, self.variance)
         return rows @ self.dense() @ rows.mT
 
     def log_determinant(self, rtol: float) -> tuple[Tensor, Tensor]:
         """(1 | B,) log-determinant and rank within the subspace of full rank."""
+        if self.is_diagonal:
+            return linalg.spectrum_log_determinant(self.variance, rtol)
         return linalg.log_determinant(self.dense(), rtol)
 
     def color(self, white: Tensor) -> Tensor:
         """(..., B, n) standard normal noise -> noise of this covariance."""
+        if self.is_diagonal:
+            return white * self.variance.sqrt()
         root = linalg.root(self.dense())
         # Draws side by side as columns: one product per sample, and one copy of its root.
         columns = white.reshape(-1, *white.shape[white.dim() - root.dim() + 1 :]).movedim(0, -1)
@@ -152,23 +147,3 @@ class Covariance(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}{tuple(self.shape)}"
-
-
-def symmetric(matrix: Tensor) -> Tensor:
-    """The symmetric part: products of floating point numbers are symmetric to round-off only."""
-    return (matrix + matrix.mT) / 2
-
-
-def as_covariance(matrix: Tensor, variance: Tensor | None = None) -> Tensor:
-    """The symmetric part (B, n, n) with ``variance`` (B, n) on the diagonal.
-
-    By default that is the diagonal itself, without the negative numbers that round-off leaves.
-    """
-    made = symmetric(matrix)
-    diagonal = made.diagonal(dim1=-2, dim2=-1)
-    if variance is None:
-        if not torch.is_grad_enabled() and not is_functorch_wrapped_tensor(made):
-            diagonal.clamp_(min=0)
-            return made
-        variance = diagonal.clamp(min=0)
-    return made + torch.diag_embed(variance - diagonal)

@@ -1,16 +1,18 @@
-"""Full, diagonal (no correlations) and shared (one for the batch) covariances."""
+"""Covariances that are formed: full, diagonal, shared by the batch, and of rows of features."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from covary import linalg
-from covary.covariance.base import Covariance, Response, Selection, as_covariance, register_value
+from covary.activations import ActivationMoments
+from covary.covariance.base import Covariance, Selection, register_value
 
 
 @register_value
@@ -24,8 +26,8 @@ class Full(Covariance):
 
     Attributes:
         matrix: (1 | B, n, n), symmetric to round-off; None for 0: units that share no noise yet.
-        gain: (1 | B, n), or None for 1.
         added: (1 | B, n) or (1, 1), or None for 0; without a matrix it has to be there, (1 | B, n).
+        gain: (1 | B, n), or None for 1.
     """
 
     matrix: Tensor | None
@@ -37,8 +39,20 @@ class Full(Covariance):
             raise TypeError("Full needs a matrix (1 | B, n, n), or variances, added (1 | B, n).")
 
     @classmethod
-    def start(cls, var: Tensor, n: int) -> Full:
+    def of(cls, inputs: Covariance) -> Full:
+        """The same, exactly."""
+        if isinstance(inputs, Full):
+            return inputs
+        return cls(None, inputs.variance) if inputs.is_diagonal else cls(inputs.dense())
+
+    @classmethod
+    def independent(cls, var: Tensor, n: int) -> Full:
+        """n independent units of variance (B, n), or (1, 1) where all have the same."""
         return cls(None, var.expand(*var.shape[:-1], n))
+
+    @property
+    def is_diagonal(self) -> bool:
+        return self.matrix is None
 
     @property
     def variance(self) -> Tensor:
@@ -54,14 +68,11 @@ class Full(Covariance):
         matrix = self.matrix
         if self.gain is not None:
             matrix = self.gain[..., None] * matrix * self.gain[..., None, :]
-        return as_covariance(matrix, self.variance)
+        matrix = (matrix + matrix.mT) / 2  # products are symmetric to round-off only
+        return matrix + torch.diag_embed(self.variance - matrix.diagonal(dim1=-2, dim2=-1))
 
     def linear(self, weight: Tensor) -> Full:
-        if self.matrix is None:
-            return Full(linalg.diagonal_product(weight, self.variance))
-        gain = self.matrix.new_ones(1, 1) if self.gain is None else self.gain
-        added = self.matrix.new_zeros(1, 1) if self.added is None else self.added
-        return Full(linalg.gated_product(weight, self.matrix, gain, added))
+        return Full(self.quadratic(weight[None]))
 
     def add_noise(self, var: float) -> Full:
         if self.added is None:
@@ -83,31 +94,11 @@ class Full(Covariance):
         return Full(self.matrix, added, factor if self.gain is None else self.gain * factor)
 
     def select(self, samples: Selection) -> Full:
-        matrix = None if self.matrix is None else linalg.rows(self.matrix, samples, dim=-3)
-        added, gain = (
-            None if part is None else linalg.rows(part, samples) for part in (self.added, self.gain)
-        )
-        return Full(matrix, added, gain)
+        added, gain = linalg.select(self.added, samples), linalg.select(self.gain, samples)
+        return Full(linalg.select(self.matrix, samples, dim=-3), added, gain)
 
     def quadratic(self, rows: Tensor) -> Tensor:
-        diagonal = None
-        if self.added is not None:
-            diagonal = linalg.row_products(rows * self.added[..., None, :], rows)
-        if self.matrix is None:
-            assert diagonal is not None
-            return diagonal
-        if self.gain is not None:
-            rows = rows * self.gain[..., None, :]
-        product = linalg.row_products(linalg.times_matrices(rows, self.matrix), rows)
-        return product if diagonal is None else product + diagonal
-
-    def log_determinant(self, rtol: float) -> tuple[Tensor, Tensor]:
-        if self.matrix is None:
-            return linalg.spectrum_log_determinant(self.variance, rtol)
-        return super().log_determinant(rtol)
-
-    def color(self, white: Tensor) -> Tensor:
-        return white * self.variance.sqrt() if self.matrix is None else super().color(white)
+        return linalg.gated_quadratic(rows, self.matrix, self.gain, self.added)
 
     def _correlated_variance(self, gain: Tensor | None) -> Tensor:
         """(1 | B, n) gain^2 times the matrix's diagonal."""
@@ -126,8 +117,12 @@ class Diagonal(Covariance):
     var: Tensor  # (1 | B, n)
 
     @classmethod
-    def start(cls, var: Tensor, n: int) -> Diagonal:
-        return cls(var.expand(*var.shape[:-1], n))
+    def of(cls, inputs: Covariance) -> Diagonal:
+        return cls(inputs.variance)
+
+    @property
+    def is_diagonal(self) -> bool:
+        return True
 
     @property
     def variance(self) -> Tensor:
@@ -149,16 +144,7 @@ class Diagonal(Covariance):
         return Diagonal(self.var * factor.square())
 
     def select(self, samples: Selection) -> Diagonal:
-        return Diagonal(linalg.rows(self.var, samples))
-
-    def quadratic(self, rows: Tensor) -> Tensor:
-        return linalg.row_products(rows * self.var[..., None, :], rows)
-
-    def log_determinant(self, rtol: float) -> tuple[Tensor, Tensor]:
-        return linalg.spectrum_log_determinant(self.var, rtol)
-
-    def color(self, white: Tensor) -> Tensor:
-        return white * self.var.sqrt()
+        return Diagonal(linalg.select(self.var, samples))
 
 
 @register_value
@@ -170,11 +156,19 @@ class Shared(Covariance):
     dimension. The means themselves stay per-sample.
     """
 
-    one: Covariance  # of batch dimension 1
+    one: Full  # of batch dimension 1
 
     @classmethod
-    def start(cls, var: Tensor, n: int) -> Shared:
-        return cls(Full.start(var.mean(0, keepdim=True), n))
+    def of(cls, inputs: Covariance) -> Shared:
+        if inputs.shape[0] > 1:  # the batch's average
+            matrix = None if inputs.is_diagonal else inputs.dense().mean(0, keepdim=True)
+            added = inputs.variance.mean(0, keepdim=True) if matrix is None else None
+            return cls(Full(matrix, added))
+        return cls(Full.of(inputs))
+
+    @property
+    def is_diagonal(self) -> bool:
+        return self.one.is_diagonal
 
     @property
     def variance(self) -> Tensor:
@@ -203,17 +197,92 @@ class Shared(Covariance):
         return self
 
     def activate(
-        self, activation: Callable[[Tensor, Tensor], Response], mean: Tensor
-    ) -> tuple[Response, Shared]:
+        self, activation: Callable[[Tensor, Tensor], ActivationMoments], mean: Tensor
+    ) -> tuple[ActivationMoments, Shared]:
         variance = self.variance
         common = activation(mean.mean(0, keepdim=True), variance)
         return activation(mean, variance), self.gate(common.gain, common.variance)
 
+
+@partial(register_value, constants=["rows"])
+@dataclass(frozen=True, eq=False, repr=False)
+class Rows(Covariance):
+    """The covariance of T rows of n features each, as that of B T samples of n features.
+
+    Its units are the T n features of a sample, end to end; those of different rows are not
+    correlated. Layers of ``covary.nn`` act on the rows (``each_row``); whatever else mixes or
+    scales units takes it ``flattened``.
+
+    Attributes:
+        each_row: the covariance of the rows, (1 | B T, n, n).
+        rows: the number T of rows.
+    """
+
+    each_row: Covariance
+    rows: int
+
+    @classmethod
+    def of(cls, inputs: Covariance) -> Rows:
+        raise TypeError("Rows are made by a Lift of inputs (B, T, n), not chosen by name.")
+
+    @property
+    def is_diagonal(self) -> bool:
+        return self.each_row.is_diagonal
+
+    @property
+    def variance(self) -> Tensor:
+        return self._by_sample(self.each_row.variance, -2).flatten(-2)
+
+    @property
+    def unit_variance(self) -> Tensor:
+        return self._by_sample(self.each_row.unit_variance, -2).flatten(-2)
+
+    def dense(self) -> Tensor:
+        blocks = self._by_sample(self.each_row.dense(), -3)
+        # (B, T, n, n) -> (B, n, n, T, T) -> (B, T, n, T, n)
+        apart = torch.diag_embed(blocks.movedim(-3, -1)).movedim((-2, -1), (-4, -2))
+        return apart.flatten(-4, -3).flatten(-2)
+
     def quadratic(self, rows: Tensor) -> Tensor:
-        return self.one.quadratic(rows)
+        if rows.dim() > 3:  # of what vmap stacked
+            return super().quadratic(rows)
+        count, r, units = rows.shape
+        apart = rows.reshape(count, r, self.rows, units // self.rows).transpose(1, 2)
+        samples = self.each_row.shape[-2] // self.rows
+        if count == 1 and samples > 1:
+            apart = apart.expand(samples, *apart.shape[1:])
+        found = self.each_row.quadratic(apart.flatten(0, 1))  # (B T, r, r)
+        return found.reshape(-1, self.rows, r, r).sum(1)
 
-    def log_determinant(self, rtol: float) -> tuple[Tensor, Tensor]:
-        return self.one.log_determinant(rtol)
+    def select(self, samples: Selection) -> Rows:
+        count = self.each_row.shape[-2]
+        if count == 1:
+            return self
+        chosen = torch.arange(count).reshape(-1, self.rows)[samples].flatten()
+        return Rows(self.each_row.select(chosen), self.rows)
 
-    def color(self, white: Tensor) -> Tensor:
-        return self.one.color(white)
+    def flattened(self) -> Covariance:
+        """The same as the covariance of one row of T n features, held in the same way if exact."""
+        if isinstance(self.each_row, Diagonal):
+            return Diagonal(self.variance)
+        full = Full(self.dense())
+        return Shared(full) if isinstance(self.each_row, Shared) else full
+
+    def linear(self, weight: Tensor) -> Covariance:
+        return self.flattened().linear(weight)
+
+    def add_noise(self, var: float) -> Rows:
+        return Rows(self.each_row.add_noise(var), self.rows)
+
+    def gate(self, gain: Tensor, variance: Tensor) -> Covariance:
+        return self.flattened().gate(gain, variance)
+
+    def scale(self, factor: Tensor) -> Covariance:
+        return self.flattened().scale(factor)
+
+    def _by_sample(self, values: Tensor, dim: int) -> Tensor:
+        """(1 | B T, ...) of rows, in dimension ``dim``, -> (1 | B, T, ...) of samples."""
+        front, rest = values.shape[:dim], values.shape[dim + 1 :]
+        if values.shape[dim] == 1:
+            values = values.expand(*front, self.rows, *rest)
+        return values.reshape(*front, -1, self.rows, *rest)

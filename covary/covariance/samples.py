@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -30,7 +29,7 @@ class Samples:
 
     @classmethod
     def along(cls, value: Tensor, axis: int = 0) -> Samples:
-        """Of a value whose dimension ``axis`` is the batch."""
+        """The samples of a value whose dimension ``axis`` is the batch."""
         shape = [1] * value.dim()
         shape[axis] = value.shape[axis]
         index = torch.arange(value.shape[axis], device=value.device)
@@ -48,19 +47,18 @@ class Samples:
         if len(self.axes) > 1 or count != self.batch:
             return False
         order = torch.arange(count, device=self.index.device)
-        return bool((self.index.reshape(-1) == order).all())
+        return torch.equal(self.index.reshape(-1), order)
 
     def of_dim(self, dim: int) -> Samples:
-        """Of a value with dimensions of size 1 in front, as broadcasting adds them."""
+        """Samples of the value with dimensions of size 1 in front, as broadcasting adds them."""
         missing = dim - self.index.dim()
-        return self if missing <= 0 else self._with(self.index[(None,) * missing])
+        return self if missing <= 0 else Samples(self.index[(None,) * missing], self.batch)
 
     def without(self, dims: Sequence[int]) -> Samples:
-        """Of a value without these dimensions, none of which is the batch."""
-        index = self.index
-        for dim in sorted((dim % index.dim() for dim in dims), reverse=True):
-            index = index.squeeze(dim)
-        return self._with(index)
+        """The samples of the value without these dimensions, none of which is the batch."""
+        gone = {dim % self.index.dim() for dim in dims}
+        keep = [size for dim, size in enumerate(self.index.shape) if dim not in gone]
+        return Samples(self.index.reshape(keep), self.batch)
 
     def moved(self, function: Callable[[Tensor], Any], shape: Sequence[int]) -> Any:
         """Behind a function that moves elements of a value of this shape, Samples of its results.
@@ -69,8 +67,8 @@ class Samples:
         """
         found = function(self.index.expand(*shape))
         if isinstance(found, Tensor):
-            return self._with(_without_repetition(found))
-        return tuple(self._with(_without_repetition(each)) for each in found)
+            return Samples(_without_repetition(found), self.batch)
+        return tuple(Samples(_without_repetition(each), self.batch) for each in found)
 
     def agrees(self, other: Samples) -> bool:
         """Whether elements that broadcasting brings together are of one sample."""
@@ -84,7 +82,7 @@ class Samples:
     def flattened(self, rows: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         """Rows (M, r, n) and variances (1 | M, n), the batch in front and the rest flat.
 
-        M is B if ``is_one_axis``; or else element m of M belongs to sample ``owners[m]``.
+        M is B if ``is_one_axis``; or else element m of M belongs to sample ``index.flatten()[m]``.
 
         Args:
             rows: (r, *shape) of a value.
@@ -100,26 +98,19 @@ class Samples:
         # In the order in which numbers lie in memory, so that nothing is copied.
         rest = _in_memory(rows.stride()[1:], tuple(axes))
         flat = rows.permute(*[axis + 1 for axis in axes], 0, *[i + 1 for i in rest])
-        count, units = self.index.numel(), math.prod(shape[i] for i in rest)
+        count = self.index.numel()
+        units = torch.Size(shape[i] for i in rest).numel()
         return (
             flat.reshape(count, len(rows), units),
             var.permute(*axes, *rest).reshape(1 if common else count, units),
         )
-
-    @property
-    def owners(self) -> Tensor:
-        """(M,) the sample of each element of M in ``flattened``."""
-        return self.index.reshape(-1)
 
     def add_up(self, parts: Tensor) -> Tensor:
         """(B, ...) sums over the elements of each sample, of parts (M, ...)."""
         if self.is_one_axis:
             return parts
         total = parts.new_zeros(self.batch, *parts.shape[1:])
-        return total.index_add(0, self.owners, parts)
-
-    def _with(self, index: Tensor) -> Samples:
-        return Samples(index, self.batch)
+        return total.index_add(0, self.index.reshape(-1), parts)
 
 
 def _without_repetition(index: Tensor) -> Tensor:

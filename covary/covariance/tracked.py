@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,18 +11,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from covary import linalg
-from covary.covariance.base import (
-    EVERY,
-    Covariance,
-    Selection,
-    as_covariance,
-    register_value,
-)
+from covary.covariance.base import Covariance, Selection, register_value
 from covary.covariance.exact import Full
-from covary.covariance.grams import form, recall, version_of
+from covary.covariance.sweep import CHANGED_WEIGHTS
 from covary.settings import without_autocast
 
 # A layer of more units has its variances swept in blocks, without the covariances in between.
@@ -35,12 +31,83 @@ class Probe(NamedTuple):
     momentum: float  # weight of the new measurement in the running average
 
 
-def _check_weights(cov: Tracked) -> None:
-    cov._check_weight()  # what has changed already must not pass for unchanged
+class Gram:
+    """W diag(var) W^T: what a first weight (m, n) makes of the noise of inputs, of variance (1, n).
+
+    It is kept for as long as the weight lives and stays the same, so that only the first batch pays
+    for it; outside of modules and values, so that nothing of it is ever copied or saved.
+
+    Attributes:
+        diagonal: (1, m).
+        half: (m, m) as ``linalg.lower_half``, once it was formed.
+    """
+
+    def __init__(self, weight: Tensor, var: Tensor) -> None:
+        self.half: Tensor | None = None
+        self._state = _state(weight)
+        # Not as tensors of inference mode: what is kept may meet gradients later.
+        with torch.inference_mode(False), torch.no_grad():
+            self._weight, self._var = weight.detach(), var.clone()
+            self.diagonal = F.linear(self._var, self._weight.square())
+
+    def form(self) -> Tensor:
+        """The lower half, formed if it is not there yet."""
+        if self.half is None:
+            with torch.inference_mode(False), torch.no_grad():
+                half = linalg.lower_half_of_gram(self._weight * self._var, self._weight)
+                # Changes through .data are not counted, but they show in sums of the weights: other
+                # ones for each input, where norms would miss a change of sign or of order.
+                self._tally = torch.linspace(1, 2, self._weight.shape[1]).to(self._weight)
+                self._sums = self._weight @ self._tally
+                self.diagonal = F.linear(self._var, self._weight.square())  # of the same weights
+            self.half = half
+        return self.half
+
+    def is_of(self, weight: Tensor, var: Tensor) -> bool:
+        """Whether it was formed, and weight and variances are still the same."""
+        return (
+            self.half is not None
+            and self._state == _state(weight)
+            and torch.equal(self._sums, weight @ self._tally)
+            and torch.equal(self._var, var)
+        )
+
+
+_grams = WeakTensorKeyDictionary()
+
+
+def gram_of(weight: Tensor, var: Tensor) -> Gram:
+    """The one that is kept, if neither weight nor variances have changed since, or a new one."""
+    # To compare would wait for a device; in inference tensors, torch counts no changes.
+    can_be_kept = weight.device.type == "cpu" and version_of(weight) is not None
+    gram: Gram | None = _grams[weight] if can_be_kept and weight in _grams else None
+    if gram is None or not gram.is_of(weight, var):
+        gram = Gram(weight, var)
+        if can_be_kept:
+            _grams[weight] = gram
+    return gram
+
+
+def version_of(weight: Tensor | None) -> int | None:
+    """How often the content was changed; None where torch does not count (compiled, inference)."""
+    # Within a pytree that is taken apart, anything may stand in the place of a tensor.
+    if torch.compiler.is_compiling() or not isinstance(weight, Tensor) or weight.is_inference():
+        return None
+    return weight._version
+
+
+def _state(weight: Tensor) -> tuple[Any, ...]:
+    return version_of(weight), weight.data_ptr(), weight.dtype
+
+
+def _check_weight(cov: Tracked) -> None:
+    """Refuse a weight that was changed since the forward pass, as an optimizer does."""
+    if cov.version is not None and version_of(cov.weight) != cov.version:
+        raise RuntimeError(CHANGED_WEIGHTS)
 
 
 @partial(
-    register_value, constants=["exact_width"], derived=["version", "owner"], check=_check_weights
+    register_value, constants=["exact_width"], derived=["version", "gram"], check=_check_weight
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class Tracked(Covariance):
@@ -53,16 +120,16 @@ class Tracked(Covariance):
     hidden unit. With exact estimates the result is exact (eq. 27).
 
     Attributes:
-        before: what the weight is applied to; without a weight, the exact covariance at which the
-            recipe starts.
-        weight: (m, n), or None.
+        before: what the weight is applied to, Tracked; without a weight, the exact covariance
+            at which the recipe starts, Full.
+        weight: W (m, n), or None for 1.
         gain: (1 | B, m), or None for 1.
-        excess: (1 | B, m), or None for 0.
+        excess: (1 | B, 1 | m), or None for 0.
         estimate: (1 | B, m) the variance of each unit.
         exact_width: layers of up to so many units form their covariance at once, so that their
             variances are exact, given those before.
         version: of the weight's content; an optimizer may have changed it before the sweep.
-        owner: the weight as its layer has it, where W C W^T may be kept for the next batch.
+        gram: W C W^T of a first weight, where all samples have it in common.
     """
 
     before: Covariance
@@ -72,32 +139,32 @@ class Tracked(Covariance):
     estimate: Tensor
     exact_width: int = 0
     version: int | None = None
-    owner: Tensor | None = None
+    gram: Gram | None = None
 
     def __post_init__(self) -> None:
         if self.version is None:
             object.__setattr__(self, "version", version_of(self.weight))
 
     def __getstate__(self) -> dict[str, Any]:
-        self._check_weight()
-        return {**self.__dict__, "owner": None, "_half": None}
+        _check_weight(self)
+        return {**self.__dict__, "gram": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A copy has a weight of its own, whose changes are counted anew.
         self.__dict__.update(state | {"version": version_of(state["weight"])})
 
     @classmethod
-    def start(cls, var: Tensor, n: int) -> Tracked:
-        inputs = Full.start(var, n)
-        return cls(inputs, None, None, None, inputs.variance)
+    def of(cls, inputs: Covariance, exact_width: int = 0) -> Tracked:
+        return cls(inputs, None, None, None, inputs.variance, exact_width)
 
     @property
     def variance(self) -> Tensor:
         units = self.estimate.shape[-1]
+        if self.is_diagonal:
+            return self.estimate.clone()
         if units <= _FEW_UNITS or "_known" in self.__dict__:
             return self.dense().diagonal(dim1=-2, dim2=-1)
-        edges = range(0, units, _FEW_UNITS)
-        blocks = [torch.arange(low, min(low + _FEW_UNITS, units)) for low in edges]
+        blocks = torch.split(torch.arange(units), _FEW_UNITS)
         return torch.cat([self.variance_of(block) for block in blocks], -1)
 
     @property
@@ -109,30 +176,23 @@ class Tracked(Covariance):
         known: Tensor | None = self.__dict__.get("_known")
         wants_grad = torch.is_grad_enabled() and self.estimate.requires_grad
         if known is None or (wants_grad and not known.requires_grad):
-            with torch.set_grad_enabled(wants_grad), without_autocast(self.estimate.device):
-                known = self._swept()
+            with self._looking():
+                known = self._formed(slice(None)).dense()
             if not torch.compiler.is_compiling():
                 self.__dict__["_known"] = known
         # A copy, small beside the sweep: whoever changes it in place must not change this value.
         return known.clone() if wants_grad else known.detach().clone()
 
     def linear(self, weight: Tensor) -> Tracked:
-        owner = None
+        if len(weight) <= self.exact_width:
+            return Tracked.of(Full(self.quadratic(weight[None])), self.exact_width)
+        gram = None
+        if self.is_diagonal and len(self.estimate) == 1 and linalg.is_plain(weight, self.estimate):
+            gram = gram_of(weight, self.estimate)
         if not torch.is_grad_enabled():
-            owner = weight
             weight = weight.detach()  # the sweep comes later, when gradients may be on again
-        if weight.shape[0] <= self.exact_width:
-            formed = Full(self.quadratic(weight[None]))
-            return Tracked(formed, None, None, None, formed.variance, self.exact_width)
-        if owner is None or not self._is_uncorrelated or len(self.estimate) != 1:
-            estimate = F.linear(self.estimate, weight.square())
-            return Tracked(self, weight, None, None, estimate, self.exact_width)
-        known = recall(owner, self.estimate)
-        estimate = F.linear(self.estimate, weight.square()) if known is None else known.diagonal
-        behind = Tracked(self, weight, None, None, estimate, self.exact_width, owner=owner)
-        if known is not None:
-            behind.__dict__["_half"] = known.half
-        return behind
+        estimate = F.linear(self.estimate, weight.square()) if gram is None else gram.diagonal
+        return Tracked(self, weight, None, None, estimate, self.exact_width, gram=gram)
 
     def add_noise(self, var: float) -> Tracked:
         before = self.estimate.new_zeros(1, 1) if self.excess is None else self.excess
@@ -152,28 +212,24 @@ class Tracked(Covariance):
         return self._with(gain=gain, excess=excess, estimate=self.estimate * factor.square())
 
     def select(self, samples: Selection) -> Tracked:
-        if isinstance(samples, slice) and samples == EVERY:
-            return self
         selected = self._with(
             before=self.before.select(samples),
-            gain=None if self.gain is None else linalg.rows(self.gain, samples),
-            excess=None if self.excess is None else linalg.rows(self.excess, samples),
-            estimate=linalg.rows(self.estimate, samples),
+            gain=linalg.select(self.gain, samples),
+            excess=linalg.select(self.excess, samples),
+            estimate=linalg.select(self.estimate, samples),
         )
         if "_known" in self.__dict__:
-            selected.__dict__["_known"] = linalg.rows(self.__dict__["_known"], samples, dim=-3)
+            selected.__dict__["_known"] = linalg.select(self.__dict__["_known"], samples, dim=-3)
         return selected
 
     @property
     def is_exact(self) -> bool:
         """Whether the estimates are exact: formed, or of weights on units that share no noise."""
-        return self.weight is None or self._before()._is_uncorrelated
+        return self.weight is None or self.before.is_diagonal
 
     @property
-    def _is_uncorrelated(self) -> bool:
-        """Whether units share no noise yet, so that the covariance is diag(estimate)."""
-        before = self.before
-        return self.weight is None and isinstance(before, Full) and before.matrix is None
+    def is_diagonal(self) -> bool:
+        return self.weight is None and self.before.is_diagonal
 
     def corrected(self, factor: Tensor) -> Tracked:
         """The same with estimates times a factor (1 | B, m), unless they are exact."""
@@ -181,128 +237,56 @@ class Tracked(Covariance):
 
     def variance_of(self, units: Tensor) -> Tensor:
         """(1 | B, u) variances of some units (u,), by a sweep of u rows."""
-        wants_grad = torch.is_grad_enabled() and self.estimate.requires_grad
-        with torch.set_grad_enabled(wants_grad), without_autocast(self.estimate.device):
-            if self.weight is None:
-                core = self.before.variance[..., units]
-            else:
-                rows = self._current_weight()[..., units, :].unsqueeze(-3)
-                # Where weights cancel, round-off can leave -1e-9; a variance is never negative.
-                core = self._before().quadratic(rows).diagonal(dim1=-2, dim2=-1).clamp(min=0)
-            if self.gain is not None:
-                gain = _each(self.gain, self.estimate)[..., units]
-                core = gain * core * gain
-            if self.excess is not None:
-                core = core + _each(self.excess, self.estimate)[..., units]
-            return core
+        with self._looking():
+            return self._formed(units).variance
 
     def quadratic(self, rows: Tensor) -> Tensor:
         """R C R^T: the sweep, some samples at a time. docs/theory.md, eq. (27)."""
-        wants_grad = torch.is_grad_enabled() and (self.estimate.requires_grad or rows.requires_grad)
-        with torch.set_grad_enabled(wants_grad), without_autocast(rows.device):
-            if self.estimate.dim() > 2:
-                return self._sweep(rows)
-            batch, count = linalg.batch_of(self.estimate, rows), rows.shape[-2]
-            first = self._first()
-            if first is not None and first._is_plain(rows) and first._pays_in_common(batch * count):
-                first._half_in_common()  # one chunk alone might find it not worth while
-            numbers = count * self._widest()
+        nodes = self._chain()
+        with self._looking(rows):
+            if rows.dim() > 3:  # what vmap stacked
+                return _swept(nodes, rows, slice(None), None)
+            batch = linalg.batch_of(self.estimate, rows)
+            half = _half_in_common(nodes[-2], rows, batch) if len(nodes) > 1 else None
+            # Inputs do not count: they are met by what is formed in common, if at all.
+            widest = max(node.estimate.shape[-1] for node in nodes[:-1] or nodes)
+            return linalg.in_chunks(
+                lambda samples: _swept(nodes, rows, samples, half),
+                batch,
+                rows.shape[-2] * widest,
+                rows.device,
+            )
 
-            def some(samples: slice) -> Tensor:
-                return self.select(samples)._sweep(linalg.rows(rows, samples, dim=-3))
-
-            return linalg.in_chunks(some, batch, numbers, rows.device)
-
-    def _sweep(self, rows: Tensor) -> Tensor:
-        node, total = self, None
-        while node.weight is not None:
-            weight, before = node._current_weight(), node._before()
-            known = node.__dict__.get("_half") is not None
-            if known or node._pays_in_common(rows.shape[-3] * rows.shape[-2]):
-                return _sum(total, node._quadratic_in_common(rows))
-            rows, total = node._passed(rows, total)
-            rows = linalg.tall_product(rows, weight)
-            node = before
-        rows, total = node._passed(rows, total)
-        return _sum(total, node.before.quadratic(rows))
-
-    def _passed(self, rows: Tensor, total: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Rows behind the gain, and the total with what the excess adds to it."""
-        if self.excess is not None:
-            total = _sum(total, linalg.row_products(rows * self.excess[..., None, :], rows))
-        if self.gain is not None:
-            rows = rows * self.gain[..., None, :]
-        return rows, total
-
-    def _quadratic_in_common(self, rows: Tensor) -> Tensor:
-        """The rest of a sweep, where W C W^T is the same for all samples: it is formed once."""
-        if not self._is_plain(rows):
-            matrix = self._before().quadratic(self._current_weight().unsqueeze(-3)).squeeze(-3)
-            passed, total = self._passed(rows, None)
-            return _sum(total, linalg.row_products(linalg.tall_product(passed, matrix), passed))
-        gain = self.estimate.new_ones(1, 1) if self.gain is None else self.gain
-        excess = self.estimate.new_zeros(1, 1) if self.excess is None else self.excess
-        return linalg.gated_quadratic(rows, self._half_in_common(), gain, excess)
-
-    def _pays_in_common(self, rows: int) -> bool:
-        """Whether W C W^T is the same for all samples, and so many rows make up for forming it.
-
-        It is (m, m), and half of it is multiplied by every row, instead of the (m, n) weight.
-        """
-        assert self.weight is not None
-        m, n = self.weight.shape[-2:]
-        return self._before().estimate.shape[-2] == 1 and rows > m and m < 2 * n
-
-    def _is_plain(self, rows: Tensor) -> bool:
-        """Whether values can be computed in place: no gradient, no compiler, no vmap."""
-        if torch.compiler.is_compiling() or torch.is_grad_enabled() or rows.dim() > 3:
-            return False
-        # Of inputs under vmap, the first rows are weights that are not; but the estimates are.
-        return not any(map(is_functorch_wrapped_tensor, (rows, self.estimate)))
-
-    def _half_in_common(self) -> Tensor:
-        """(m, m) W C W^T as ``linalg.lower_half``: chunks of samples and later layers need it."""
-        half: Tensor | None = self.__dict__.get("_half")
-        if half is None:
-            weight, before = self._current_weight(), self._before()
-            if before._is_uncorrelated:
-                half = form(weight, before.estimate, self.owner)
-            else:
-                half = linalg.lower_half(before.quadratic(weight[None])[0])
-            self.__dict__["_half"] = half
-        return half
-
-    def _swept(self) -> Tensor:
+    def _formed(self, units: Tensor | slice) -> Full:
+        """The exact covariance of some units (u,), by a sweep of u rows."""
         if self.weight is None:
-            matrix = self.before.dense()
+            swept = self.before.dense()[..., units, :][..., units]
         else:
-            matrix = self._before().quadratic(self._current_weight().unsqueeze(-3))
-        if self.gain is not None:
-            matrix = self.gain[..., None] * matrix * self.gain[..., None, :]
-        matrix = as_covariance(matrix)
-        if self.excess is not None:
-            matrix = matrix + torch.diag_embed(_each(self.excess, self.estimate))
-        return matrix
+            _check_weight(self)
+            swept = self.before.quadratic(self.weight[..., units, :].unsqueeze(-3))
+        gain, excess = self.gain, self.excess
+        if isinstance(units, Tensor):
+            gain = None if gain is None else gain.expand_as(self.estimate)[..., units]
+            excess = None if excess is None else excess.expand_as(self.estimate)[..., units]
+        return Full(swept, excess, gain)
 
-    def _first(self) -> Tracked | None:
-        """The node of the first weight on the way from the input."""
-        node, first = self, None
-        while node.weight is not None:
-            first, node = node, node._before()
-        return first
+    def _chain(self) -> list[Tracked]:
+        """The nodes from here back; the last has no weight, and is where the recipe starts."""
+        nodes = [self]
+        while isinstance(before := nodes[-1].before, Tracked):
+            _check_weight(nodes[-1])
+            nodes.append(before)
+        return nodes
 
-    def _widest(self) -> int:
-        """The most units that a sweep back from here meets."""
-        node, widest = self, self.estimate.shape[-1]
-        while node.weight is not None:
-            node = node._before()
-            if node.weight is not None:  # inputs are met by what is formed in common, if at all
-                widest = max(widest, node.estimate.shape[-1])
-        return widest
-
-    def _before(self) -> Tracked:
-        assert isinstance(self.before, Tracked)  # whatever has a weight was made by linear()
-        return self.before
+    @contextmanager
+    def _looking(self, *rows: Tensor) -> Iterator[None]:
+        """Sweep in full precision, and with gradients if there are any to follow."""
+        has_grad = any(value.requires_grad for value in (self.estimate, *rows))
+        with (
+            torch.set_grad_enabled(torch.is_grad_enabled() and has_grad),
+            without_autocast(self.estimate.device),
+        ):
+            yield
 
     def _with(self, **changes: Any) -> Tracked:
         """``dataclasses.replace``, at a fraction of its cost; without what was swept."""
@@ -312,23 +296,34 @@ class Tracked(Covariance):
         changed.__dict__.update(changes)
         return changed
 
-    def _current_weight(self) -> Tensor:
-        assert self.weight is not None
-        self._check_weight()
-        return self.weight
 
-    def _check_weight(self) -> None:
-        if self.version is not None and version_of(self.weight) != self.version:
-            raise RuntimeError(
-                "The weights were changed after the forward pass, before its covariance was looked "
-                "at. Look first (out.covariance_matrix, out.entropy()), then step the optimizer."
-            )
+def _half_in_common(first: Tracked, rows: Tensor, batch: int) -> Tensor | None:
+    """What samples have in common of W C W^T for the first weight, if it is known or pays.
 
-
-def _each(value: Tensor, estimate: Tensor) -> Tensor:
-    """(1 | B, 1 | m) for each unit: (1 | B, m)."""
-    return value.expand(*value.shape[:-1], estimate.shape[-1])
+    It is (m, m), and half of it is multiplied by every row, instead of the (m, n) weight.
+    """
+    before = first.before
+    is_common = before.is_diagonal and before.shape[-2] == 1
+    if not is_common or not linalg.is_plain(rows, first.estimate):
+        return None
+    if batch * rows.shape[-2] > first.shape[-1] and first.shape[-1] < 2 * before.shape[-1]:
+        assert first.weight is not None
+        return (first.gram or Gram(first.weight, before.unit_variance)).form()
+    return None if first.gram is None else first.gram.half
 
 
-def _sum(total: Tensor | None, part: Tensor) -> Tensor:
-    return part if total is None else total + part
+def _swept(nodes: list[Tracked], rows: Tensor, samples: slice, half: Tensor | None) -> Tensor:
+    """R C R^T of some samples: rows pulled back from node to node, which meet noise on the way."""
+    rows = linalg.select(rows, samples, dim=-3)
+    total: Tensor | float = 0.0
+    for node in nodes:
+        gain, excess = linalg.select(node.gain, samples), linalg.select(node.excess, samples)
+        if half is not None and node is nodes[-2]:
+            return total + linalg.gated_quadratic(rows, None, gain, excess, half)
+        if excess is not None:
+            total = total + linalg.row_products(rows * excess[..., None, :], rows)
+        if gain is not None:
+            rows = rows * gain[..., None, :]
+        if node.weight is not None:
+            rows = linalg.times_matrices(rows, node.weight.unsqueeze(-3))
+    return total + nodes[-1].before.select(samples).quadratic(rows)

@@ -1,8 +1,8 @@
 """Data: named sets with checked files, tables of one's own, and random changes to images."""
 
 from covary.data.augment import augmented, horizontal_flip, random_crop
+from covary.data.catalogue import Entry
 from covary.data.dataset import DataError, Dataset
-from covary.data.entry import Entry
 from covary.data.schema import Column, Schema
 from covary.data.store import Status, describe, fetch, load, names, status
 from covary.data.tables import read_table

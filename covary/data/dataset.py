@@ -1,40 +1,22 @@
-"""What all of this room uses: the data set as a value, its error, checks of files and libraries."""
+"""The data set as a value, the error of this room, and what to say when a library is missing."""
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+Array = npt.NDArray[Any]
+
 
 class DataError(ValueError):
     """A problem with data or with the files that hold them; the message names the remedy."""
-
-
-def regular_file(path: Path) -> Path:
-    """The path, if a file is there that can be read to its end; else a ``DataError`` at once.
-
-    Reading a named pipe would wait for a writer, and reading a device might never end.
-    """
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        raise DataError(f"There is no file {path}.") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}).") from error
-    if not stat.S_ISREG(mode):
-        kinds = {"directory": stat.S_ISDIR, "named pipe (FIFO)": stat.S_ISFIFO}
-        kind = next((kind for kind, fits in kinds.items() if fits(mode)), "device or a socket")
-        raise DataError(f"{path} is a {kind}, not a file; name a file, or put one in its place.")
-    return path
 
 
 @contextmanager
@@ -44,6 +26,15 @@ def needed(library: str, purpose: str, extra: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise ImportError(f"{purpose} needs {library}: pip install 'covary[{extra}]'") from error
+
+
+class Arrays(NamedTuple):
+    """Training inputs and targets, then the same for testing."""
+
+    x: Array
+    y: Array
+    x_test: Array
+    y_test: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,12 +68,11 @@ class Dataset:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, name: str, task: str, arrays: Sequence[npt.NDArray[Any]], *more: Any) -> Dataset:
+    def of(cls, name: str, task: str, arrays: Sequence[Array], *more: Any) -> Dataset:
         """From arrays ``x, y, x_test, y_test``, and the remaining attributes in their order."""
         # what was read may be a view of read-only bytes, and a tensor may be written to
-        x, y, x_test, y_test = (
-            torch.as_tensor(np.require(array, requirements=["C", "W"])) for array in arrays
-        )
+        writable = (np.require(array, requirements=["C", "W"]) for array in arrays)
+        x, y, x_test, y_test = map(torch.as_tensor, writable)
         return cls(name, task, x, y, x_test, y_test, *more)
 
     @property

@@ -11,17 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from covary.data.dataset import DataError, needed, regular_file
+from covary.data.dataset import DataError, needed
 from covary.data.locking import held
+from covary.files import check_is_file
 
 if TYPE_CHECKING:
     import requests
-
-Maker = Callable[[Sequence[Path], Path], None]
 
 TRIES = 3  # of each address
 PAUSE_SECONDS = 1.0
@@ -35,34 +33,22 @@ LEAST_BYTES_PER_SECOND, LEAST_SECONDS = 50_000, 300.0
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes."""
-    digest = hashlib.sha256()
-    with regular_file(path).open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    check_is_file(path, DataError)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)
 class File:
-    """A file below a data folder.
+    """A file below a data folder."""
 
-    Attributes:
-        path: where it lies below the folder, e.g. ``mnist/t10k-labels-idx1-ubyte.gz``.
-        sha256: what ``digest`` gives for the right file; None where the bytes are not known.
-        urls: addresses of the same bytes, tried in turn.
-        size: in bytes, as far as it is known (0: not at all); a larger file is not fetched.
-        digest: SHA-256 of the bytes, or of the values where the bytes may differ.
-        made_from: files to fetch in its stead, from which ``make`` writes it.
-        make: ``make(sources, path)``.
-    """
-
-    path: str
-    sha256: str | None
-    urls: tuple[str, ...] = ()
-    size: int = 0
-    digest: Callable[[Path], str] = file_sha256
-    made_from: tuple[File, ...] = ()
-    make: Maker | None = None
+    path: str  # where it lies below the folder, e.g. mnist/t10k-labels-idx1-ubyte.gz
+    sha256: str | None  # what `digest` gives for the right file; None where it is not known
+    urls: tuple[str, ...] = ()  # addresses of the same bytes, tried in turn
+    size: int = 0  # in bytes, 0 where it is not known; a larger file is not fetched
+    digest: Callable[[Path], str] = file_sha256  # of the values, where the bytes may differ
+    made_from: tuple[File, ...] = ()  # files to fetch in its stead, from which `make` writes it
+    make: Callable[[Sequence[Path], Path], None] | None = None  # make(sources, path)
 
     def check(self, path: Path) -> None:
         """Raise a ``DataError`` unless ``path`` holds the right content."""
@@ -83,10 +69,6 @@ class File:
         return LEAST_SECONDS + self.most_bytes / LEAST_BYTES_PER_SECOND
 
 
-class GaveUpError(DataError):
-    """A download that another try would not mend."""
-
-
 def fetch_file(file: File, folder: Path, *, progress: bool = True) -> Path:
     """Have ``folder / file.path``; a file that is there and right is left alone."""
     target = folder / file.path
@@ -97,12 +79,9 @@ def fetch_file(file: File, folder: Path, *, progress: bool = True) -> Path:
         with held(target.parent, wait=True) as alone:
             # where there are no locks, each has parts of its own
             part = target.with_name(target.name + ("" if alone else f".{os.getpid()}") + ".part")
-            if _is_right(file, target):
-                pass
-            elif file.make:
-                _assemble(file, file.make, target, part, progress=progress)
-            else:
-                _download(file, target, part, progress=progress)
+            if not _is_right(file, target):
+                obtain = _assemble if file.make else _download
+                obtain(file, target, part, progress)
     except OSError as error:
         raise DataError(
             f"Cannot write {target} ({error.strerror or error}); make room for it there, or choose "
@@ -115,7 +94,7 @@ def _is_right(file: File, target: Path) -> bool:
     """Whether it is there, and what it should be; else it is replaced, once there is another."""
     if not target.exists():
         return False
-    regular_file(target)
+    check_is_file(target, DataError)
     try:
         file.check(target)
     except DataError:
@@ -123,50 +102,58 @@ def _is_right(file: File, target: Path) -> bool:
     return True
 
 
-def _assemble(file: File, make: Maker, target: Path, workshop: Path, *, progress: bool) -> None:
+def _assemble(file: File, target: Path, workshop: Path, progress: bool) -> None:
     """Fetch what the file is made from into a folder beside it, make it, check it, move it."""
     sources = [fetch_file(source, workshop, progress=progress) for source in file.made_from]
     try:
         made = workshop / target.name
-        make(sources, made)
+        assert file.make is not None
+        file.make(sources, made)
         file.check(made)
         made.replace(target)
     finally:
         shutil.rmtree(workshop)
 
 
-def _download(file: File, target: Path, part: Path, *, progress: bool) -> None:
+class GaveUpError(DataError):
+    """A download that another try would not mend."""
+
+
+def _download(file: File, target: Path, part: Path, progress: bool) -> None:
     """Try one address after the other; the part that one gave is continued at the next."""
     with needed("requests", "fetching data", "data"):
         import requests
     if part.exists():
-        regular_file(part)
+        check_is_file(part, DataError)
     deadline = time.monotonic() + file.most_seconds
-    failures: dict[str, str] = {}
-    hopeless = set()
-    for url, attempt in product(file.urls, range(TRIES)):
-        if url in hopeless or time.monotonic() > deadline:
-            continue
-        if attempt:
-            time.sleep(PAUSE_SECONDS)
-        try:
-            _receive(file, url, part, deadline, progress=progress)
-            part.replace(target)
-            return
-        except DataError as error:
-            failures[url] = str(error)
-            if isinstance(error, GaveUpError):
-                hopeless.add(url)
-        except requests.RequestException as error:
-            failures[url] = f"{url} ({_reason(error)})"
+    failures = []
+    for url in file.urls:
+        failure = ""
+        for attempt in range(TRIES):
+            if time.monotonic() > deadline:
+                break
+            if attempt:
+                time.sleep(PAUSE_SECONDS)
+            try:
+                _receive(file, url, part, deadline, progress)
+                part.replace(target)
+                return
+            except GaveUpError as error:
+                failure = str(error)
+                break
+            except DataError as error:
+                failure = str(error)
+            except requests.RequestException as error:
+                failure = f"{url} ({_reason(error)})"
+        failures += [failure] if failure else []
     raise DataError(
-        f"Could not fetch {target.name}: {'; '.join(failures.values())}; try again later (a "
-        f"download that was cut is continued), put the file into {target.parent} by hand, or name "
-        "a folder that has it: --data-dir or $COVARY_DATA (data_dir= in Python)."
+        f"Could not fetch {target.name}: {'; '.join(failures)}; try again later (a download that "
+        f"was cut is continued), put the file into {target.parent} by hand, or name a folder that "
+        "has it: --data-dir or $COVARY_DATA (data_dir= in Python)."
     )
 
 
-def _receive(file: File, url: str, part: Path, deadline: float, *, progress: bool) -> None:
+def _receive(file: File, url: str, part: Path, deadline: float, progress: bool) -> None:
     """Have the whole file in ``part``, which keeps what arrived when a connection is cut."""
     import requests
 
@@ -180,12 +167,12 @@ def _receive(file: File, url: str, part: Path, deadline: float, *, progress: boo
         if response.status_code != 416:
             response.raise_for_status()
             # a server that ignores the range sends everything, with status 200
-            asked = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
-            resumed = response.status_code == 206 and asked
-            if response.status_code == 206 and not resumed:
+            resumed = response.status_code == 206
+            sent = response.headers.get("Content-Range", "")
+            if resumed and not sent.startswith(f"bytes {start}-"):
                 part.unlink(missing_ok=True)
                 raise DataError(f"{url} sent another part of the file than it was asked for")
-            _write(response, file, part, start if resumed else 0, deadline, progress=progress)
+            _write(response, file, part, start if resumed else 0, deadline, progress)
     if file.sha256 and (got := file_sha256(part)) != file.sha256:
         part.unlink()
         raise DataError(
@@ -194,21 +181,15 @@ def _receive(file: File, url: str, part: Path, deadline: float, *, progress: boo
 
 
 def _write(
-    response: requests.Response,
-    file: File,
-    part: Path,
-    done: int,
-    deadline: float,
-    *,
-    progress: bool,
+    response: requests.Response, file: File, part: Path, done: int, deadline: float, progress: bool
 ) -> None:
     """Append what arrives to the part, as long as it stays within the limits."""
     import requests
     from urllib3.exceptions import HTTPError
 
-    url, length = response.url, response.headers.get("Content-Length", "")
+    length = response.headers.get("Content-Length", "")
     total = done + int(length) if length.isdecimal() else 0
-    _check_size(file, url, part, total)
+    _check_limits(file, response.url, part, total, deadline)
     # what has arrived at once, so that a server that hardly sends anything cannot hold us here
     read = getattr(response.raw, "read1", response.raw.read)
     with (
@@ -218,40 +199,39 @@ def _write(
         try:
             while chunk := read(CHUNK_BYTES, decode_content=False):
                 done += len(chunk)
-                _check_size(file, url, part, done)
                 output.write(chunk)
                 advance(len(chunk))
-                if time.monotonic() > deadline:
-                    raise GaveUpError(
-                        f"{url} took longer than {file.most_seconds / 60:.0f} minutes for "
-                        f"{done / 1e6:.3g} MB"
-                    )
+                _check_limits(file, response.url, part, done, deadline)
         except HTTPError as error:
             raise requests.exceptions.ChunkedEncodingError from error
     if done < total:
         raise requests.exceptions.ChunkedEncodingError
 
 
-def _check_size(file: File, url: str, part: Path, size: int) -> None:
+def _check_limits(file: File, url: str, part: Path, size: int, deadline: float) -> None:
+    megabytes = f"{size / 1e6:.3g} MB"
     if size > file.most_bytes:
         part.unlink(missing_ok=True)
         expected = f"{file.size / 1e6:.3g} MB" if file.size else "1 GB at most"
-        raise GaveUpError(f"{url} sends {size / 1e6:.3g} MB or more, expected {expected}")
+        raise GaveUpError(f"{url} sends {megabytes} or more, expected {expected}")
+    if time.monotonic() > deadline:
+        minutes = file.most_seconds / 60
+        raise GaveUpError(f"{url} took longer than {minutes:.0f} minutes for {megabytes}")
 
 
 def _reason(error: requests.RequestException) -> str:
     """Why a request failed, in a few words; the library's own messages fill paragraphs."""
-    import requests
+    from requests import exceptions
 
     if error.response is not None:
         return f"HTTP status {error.response.status_code}"
-    if isinstance(error, requests.Timeout):
-        return "no answer in time"
-    if isinstance(error, requests.exceptions.ChunkedEncodingError):
-        return "the connection was cut"
-    if isinstance(error, requests.ConnectionError):
-        return "no connection"
-    return type(error).__name__
+    reasons = {
+        exceptions.Timeout: "no answer in time",
+        exceptions.ChunkedEncodingError: "the connection was cut",
+        exceptions.ConnectionError: "no connection",
+    }
+    known = (reason for kind, reason in reasons.items() if isinstance(error, kind))
+    return next(known, type(error).__name__)
 
 
 @contextmanager

@@ -12,12 +12,9 @@ from pathlib import Path
 def held(folder: Path, *, wait: bool) -> Iterator[bool]:
     """Keep other processes that ask for the same folder out of it, meanwhile.
 
-    Nothing is left of it afterwards, however the process ends. Where the system has no such locks
-    (Windows, some network drives), nobody is kept out, and the value is False.
-
-    Args:
-        folder: made if it is not there.
-        wait: until others are done, rather than raise a ``BlockingIOError``.
+    The folder is made if it is not there, and nothing is left of the lock, however the process
+    ends. Waits until others are done, or raises a ``BlockingIOError``. Where the system has no such
+    locks (Windows, some network drives), nobody is kept out, and the value is False.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,8 +52,7 @@ class Column:
     @classmethod
     def of(cls, column: Gathered, train: Rows, missing: str, notes: list[str]) -> Column:
         """How a column is to be encoded, from its training rows."""
-        name = column.name
-        values = column.values[train]
+        name, values = column.name, column.values[train]
         absent = np.isnan(values)
         present = values[~absent]
         if not len(present) or (not absent.any() and (present == present[0]).all()):
@@ -66,8 +65,8 @@ class Column:
         if {text.lower() for text in column.texts} <= {"true", "false"}:
             codes = cls(name, "boolean").codes(column)[train]
             return cls(name, "boolean", fill=float(np.nanmean(codes)), indicator=indicator)
-        values_of_it = "value" if len(column.texts) == 1 else "values"
-        notes.append(f"column {name!r} is a category of {len(column.texts)} {values_of_it}")
+        count = f"{len(column.texts)} value{'s' if len(column.texts) > 1 else ''}"
+        notes.append(f"column {name!r} is a category of {count}")
         return cls(name, "category", tuple(sorted(column.texts)), indicator=indicator)
 
     def codes(self, gathered: Gathered) -> Values:
@@ -84,6 +83,16 @@ class Column:
             )
         lookup = np.array([*(places[text] for text in texts), np.nan])
         return lookup[np.where(np.isnan(gathered.values), -1, gathered.values).astype(np.int64)]
+
+    def encode(self, gathered: Gathered, rows: Rows) -> npt.NDArray[np.generic]:
+        """Some rows of the columns of ``x`` that this column becomes."""
+        codes = self.codes(gathered)[rows, None]
+        absent = np.isnan(codes)
+        if self.kind == "category":
+            encoded = codes == np.arange(len(self.categories))
+        else:
+            encoded = codes if self.fill is None else np.where(absent, self.fill, codes)
+        return np.hstack([encoded, absent]) if self.indicator else encoded
 
 
 @dataclass(frozen=True)
@@ -109,34 +118,12 @@ class Schema:
         """Names of the columns of ``x``."""
         return tuple(feature for column in self.columns for feature in column.features)
 
-    def encode(self, columns: Mapping[str, Gathered], parts: Sequence[Rows]) -> list[Values]:
-        """The inputs ``(n, d)`` of each part, a part being numbers of rows."""
-        encoded = [np.empty((len(rows), len(self.features))) for rows in parts]
+    def encode(self, columns: Mapping[str, Gathered], rows: Rows) -> Values:
+        """The inputs ``(n, d)`` of some rows."""
+        x = np.empty((len(rows), len(self.features)))
         start = 0
         for column in self.columns:
-            if column.kind == "constant":
-                continue
-            values = column.codes(columns[column.name])
-            for x, rows in zip(encoded, parts, strict=True):
-                taken = values[rows]
-                absent = np.isnan(taken)
-                if column.kind == "category":
-                    for i in range(len(column.categories)):
-                        x[:, start + i] = taken == i
-                else:
-                    x[:, start] = taken
-                    if column.fill is not None:
-                        x[absent, start] = column.fill
-                if column.indicator:
-                    x[:, start + len(column.features) - 1] = absent
-            start += len(column.features)
-        return encoded
-
-    def note_filled(self, columns: Mapping[str, Gathered], notes: list[str]) -> None:
-        """Tell of each column how many missing values were filled, and with what."""
-        for column in self.columns:
-            if self.missing != "mean" or column.kind == "constant":
-                continue
-            if count := np.count_nonzero(np.isnan(columns[column.name].values)):
-                how = "taken as no category" if column.fill is None else f"set to {column.fill:g}"
-                notes.append(f"column {column.name!r} has {count} missing values, {how}")
+            if width := len(column.features):
+                x[:, start : start + width] = column.encode(columns[column.name], rows)
+            start += width
+        return x

@@ -8,17 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from covary.data import built_in, images, uci
+from covary.data.catalogue import CATALOGUE, Entry, Form
 from covary.data.dataset import DataError, Dataset, needed
 from covary.data.download import fetch_file
-from covary.data.entry import Arrays, Entry, Form
 
 Folder = str | os.PathLike[str]
-
-ENVIRONMENT_VARIABLE = "COVARY_DATA"
-CATALOGUE: dict[str, Entry] = {
-    entry.name: entry for entry in (*built_in.ENTRIES, *images.ENTRIES, *uci.ENTRIES)
-}
 
 
 @dataclass(frozen=True)
@@ -63,10 +57,9 @@ def cache_folder() -> Path:
 
 def _folders(data_dir: Folder | None) -> Iterator[Path]:
     """The data folders in the order in which they are searched."""
-    if data_dir is not None:
-        yield Path(data_dir).expanduser()
-    if named := os.environ.get(ENVIRONMENT_VARIABLE):
-        yield Path(named).expanduser()
+    for named in (data_dir, os.environ.get("COVARY_DATA")):
+        if named:
+            yield Path(named).expanduser()
     yield cache_folder()
 
 
@@ -153,23 +146,18 @@ def load(
     entry = describe(name)
     if not 0 <= split < max(entry.splits, 1):
         raise DataError(f"{name} has splits 0 to {max(entry.splits, 1) - 1}, got split={split}.")
+    known = (entry.classes, entry.features, entry.targets)
     if entry.make:
-        return _dataset(entry, entry.make(seed), "built in")
-    folder, form = _find(entry, data_dir) or _missing(entry, data_dir, download=download)
+        return Dataset.of(name, entry.task, entry.make(seed), *known, "built in")
+    found = _find(entry, data_dir)
+    if found is None:
+        if not download:
+            searched = ", ".join(map(str, _folders(data_dir)))
+            raise DataError(f"{name} is not in {searched}; run `covary data fetch {name}`.")
+        found = _download(entry, data_dir, progress=True)
+    folder, form = found
     paths = [folder / file.path for file in form.files]
     for file, path in zip(form.files, paths, strict=True):
         file.check(path)
     arrays = form.read(paths, split) if entry.splits else form.read(paths)
-    return _dataset(entry, arrays, str(paths[0].parent), form.notes)
-
-
-def _dataset(entry: Entry, arrays: Arrays, source: str, notes: tuple[str, ...] = ()) -> Dataset:
-    names = (entry.classes, entry.features, entry.targets)
-    return Dataset.of(entry.name, entry.task, arrays, *names, source, notes)
-
-
-def _missing(entry: Entry, data_dir: Folder | None, *, download: bool) -> tuple[Path, Form]:
-    if download:
-        return _download(entry, data_dir, progress=True)
-    searched = ", ".join(str(folder) for folder in _folders(data_dir))
-    raise DataError(f"{entry.name} is not in {searched}; run `covary data fetch {entry.name}`.")
+    return Dataset.of(name, entry.task, arrays, *known, str(paths[0].parent), form.notes)

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
-import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from covary.data.dataset import DataError, needed, regular_file
+from covary.data.dataset import DataError, needed
+from covary.files import check_is_file
 
 Values = npt.NDArray[np.float64]
 
 BLOCK_BYTES = 1 << 20
 BLOCK_ROWS = 1 << 16
+HEAD_BYTES = 1 << 16
 DELIMITERS = ",;\t|"
 # what stands for a value that is not there
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
@@ -36,53 +36,27 @@ def shortened(names: Iterable[str], most: int = 10) -> str:
     return ", ".join([*some[:most], *(["..."] if len(some) > most else [])])
 
 
-class TableFile(Protocol):
-    """A file of named columns, of which ``refused`` cannot be read, by name and with the reason."""
-
-    columns: list[str]
-    refused: dict[str, str]
-
-    def blocks(self, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """The wanted columns, as pyarrow arrays, a block of rows at a time."""
-
-    def where(self, column: str, matches: Callable[[str], bool]) -> str:
-        """Where the first value that matches stands in a column, for messages: ``"line 7"``."""
-
-
-def open_table(path: Path, *, encoding: str, delimiter: str | None) -> TableFile:
-    """A csv file (also tsv, also gzipped) or a parquet file, told apart by its first bytes."""
-    with needed("pyarrow", "reading a table", "tables"):
-        import pyarrow
-    # Left to itself it listens to Ctrl-C while it reads, and may keep it to itself.
-    pyarrow.enable_signal_handlers(False)
-    with regular_file(path).open("rb") as file:
-        head = file.read(4)
-    if not head:
-        raise DataError(f"{path} is empty.")
-    parquet = head == b"PAR1" or path.suffix == ".parquet"
-    table = ParquetTable(path) if parquet else CsvTable(path, encoding, delimiter)
-    _check_names(path, table.columns)
-    return table
-
-
-def _check_names(path: Path, names: list[str]) -> None:
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        raise DataError(
-            f"{path}: more than one column is called {shortened(map(repr, repeated))}; "
-            "give each its own name."
-        )
+def as_number(text: str) -> float:
+    """The number that a text is, NaN if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
 
 
 class CsvTable:
-    """A text file with a header line."""
+    """A text file with a header line, gzipped or not."""
 
     def __init__(self, path: Path, encoding: str, delimiter: str | None) -> None:
         self.path = path
         # Excel begins a utf-8 file with a byte order mark, which is no part of the first name
         self.encoding = "utf-8-sig" if encoding.lower().replace("-", "") == "utf8" else encoding
-        self._check_text()
-        self.delimiter = delimiter or self._detect_delimiter()
+        with path.open("rb") as file:
+            self._compression = "gzip" if file.read(2) == b"\x1f\x8b" else None
+        head = self._head()
+        first = next((line for line in head.splitlines() if line.strip()), "")
+        outside_quotes = "".join(first.split('"')[::2])
+        self.delimiter = delimiter or max(DELIMITERS, key=outside_quotes.count)
         if len(self.delimiter) != 1:
             raise DataError(f"The delimiter must be one character, got {self.delimiter!r}.")
         self.header_lines, header = next(self._rows(), (0, []))
@@ -90,19 +64,47 @@ class CsvTable:
             raise DataError(f"{path} is empty.")
         self.columns = [name.strip() or f"column {i}" for i, name in enumerate(header, start=1)]
         self.refused: dict[str, str] = {}
-        if all(_is_number(name) for name in self.columns):
+        if not np.isnan([as_number(name) for name in self.columns]).any():
             raise DataError(
                 f"{path}: the first line holds numbers alone ({shortened(self.columns, 3)}); "
                 "put a line with the names of the columns before it."
             )
 
+    def _head(self) -> str:
+        """The beginning of the file; what is no text in this encoding is refused."""
+        with self._open() as stream:
+            start = bytes(stream.read(HEAD_BYTES))
+            try:
+                head = io.TextIOWrapper(io.BytesIO(start), self.encoding, "ignore").read()
+            except LookupError as error:
+                raise DataError(f"There is no encoding {self.encoding!r}; try latin-1.") from error
+            if "\0" in head:
+                raise DataError(f"{self.path} is not a text file; expected csv or parquet.")
+        return head
+
+    @contextmanager
+    def _open(self) -> Iterator[Any]:
+        """The bytes of the file, with an error that says what to do where they are no text."""
+        import pyarrow as pa
+
+        try:
+            with pa.input_stream(self.path, compression=self._compression) as stream:
+                yield stream
+        except (UnicodeError, pa.ArrowInvalid, OSError, EOFError) as error:
+            if isinstance(error, UnicodeError) or "UTF8" in str(error):
+                encoding = self.encoding.removesuffix("-sig")
+                raise DataError(
+                    f"{self.path} is not in {encoding}; name its encoding, e.g. --encoding latin-1."
+                ) from error
+            raise DataError(f"{self.path} cannot be read ({error}).") from error
+
     def blocks(self, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """The wanted columns as texts, as they stand in the file."""
+        """The wanted columns as pyarrow arrays of texts, a block of rows at a time."""
         import pyarrow as pa
         from pyarrow import csv as arrow_csv
 
-        try:
-            with pa.input_stream(self.path, compression=self._compression()) as stream:
+        with self._open() as stream:
+            try:
                 reader = arrow_csv.open_csv(
                     stream,
                     arrow_csv.ReadOptions(
@@ -119,27 +121,24 @@ class CsvTable:
                 )
                 for batch in reader:
                     yield dict(zip(wanted, batch.columns, strict=True))
-        except UnicodeError as error:
-            raise self._wrong_encoding() from error
-        except (pa.ArrowInvalid, OSError, EOFError) as error:
-            if "skip initial" in str(error):
-                return  # a header without an end of line, and nothing after it
-            if "UTF8" in str(error):
-                raise self._wrong_encoding() from error
-            self._check_widths()
-            raise DataError(f"{self.path} cannot be read ({error}).") from error
+            except pa.ArrowInvalid as error:
+                if "skip initial" in str(error):
+                    return  # a header without an end of line, and nothing after it
+                if "UTF8" not in str(error):
+                    self._check_widths()
+                raise
 
-    def where(self, column: str, matches: Callable[[str], bool]) -> str:
-        """The number of the line of the first value that matches."""
+    def places(self, column: str) -> Iterator[tuple[str, str]]:
+        """Where each value of a column stands, for messages: ``"line 7"``, and the value."""
         place = self.columns.index(column)
         for line, row in self._rows():
-            if line > self.header_lines and matches(row[place].strip()):
-                return f"line {line}"
-        return "an unknown line"
+            if line > self.header_lines:
+                yield f"line {line}", row[place]
 
     def _rows(self) -> Iterator[tuple[int, list[str]]]:
         """Line number and values, slowly: for the header and for messages."""
-        with self._open() as text:
+        with self._open() as stream:
+            text = io.TextIOWrapper(stream, self.encoding, newline="")
             reader = csv.reader(text, delimiter=self.delimiter)
             try:
                 for row in reader:
@@ -158,64 +157,14 @@ class CsvTable:
                 f"lines, or the delimiter {self.delimiter!r} with --delimiter."
             )
 
-    @contextmanager
-    def _open(self) -> Iterator[TextIO]:
-        """The file as text, with an error that says what to do where it is none."""
-        try:
-            with (
-                self.path.open("rb") as file,
-                gzip.open(file) if self._compression() else file as plain,
-            ):
-                yield io.TextIOWrapper(plain, encoding=self.encoding, newline="")
-        except UnicodeError as error:
-            raise self._wrong_encoding() from error
-        except LookupError as error:
-            raise DataError(f"There is no encoding {self.encoding!r}; try latin-1.") from error
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{self.path} cannot be read ({error}).") from error
-
-    def _compression(self) -> str | None:
-        with self.path.open("rb") as file:
-            return "gzip" if file.read(2) == b"\x1f\x8b" else None
-
-    def _check_text(self) -> None:
-        """Refuse what is no text at all."""
-        with self._open() as text:
-            if "\0" in text.read(1 << 16):
-                raise self._not_text()
-
-    def _wrong_encoding(self) -> DataError:
-        with self.path.open("rb") as file:
-            if not self._compression() and b"\0" in file.read(1 << 16):
-                return self._not_text()
-        encoding = self.encoding.removesuffix("-sig")
-        return DataError(
-            f"{self.path} is not in {encoding}; name its encoding, e.g. --encoding latin-1."
-        )
-
-    def _not_text(self) -> DataError:
-        return DataError(f"{self.path} is not a text file; expected csv or parquet.")
-
-    def _detect_delimiter(self) -> str:
-        """The most frequent candidate of the first line, outside quotes."""
-        with self._open() as text:
-            header = next((line for line in text if line.strip()), "")
-        unquoted = "".join(header.split('"')[::2])
-        return max(DELIMITERS, key=unquoted.count)
-
 
 class ParquetTable:
     """A parquet file; its columns may be numbers, booleans or texts."""
 
     def __init__(self, path: Path) -> None:
-        import pyarrow as pa
-        from pyarrow import parquet
-
         self.path = path
-        try:
-            schema = parquet.read_schema(path)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise DataError(f"{path} is not a readable parquet file ({error}).") from error
+        with self._open() as file:
+            schema = file.schema_arrow
         self.columns = [str(name) for name in schema.names]
         self.refused = {
             name: f"is of type {kind}, expected numbers, booleans or texts; convert it, or leave "
@@ -224,27 +173,36 @@ class ParquetTable:
             if _plain_type(kind) is None
         }
 
-    def blocks(self, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """The wanted columns as float64 or as texts, null where missing."""
+    @contextmanager
+    def _open(self) -> Iterator[Any]:
         import pyarrow as pa
         from pyarrow import parquet
 
         try:
             with parquet.ParquetFile(self.path) as file:
-                for batch in file.iter_batches(BLOCK_ROWS, columns=list(wanted)):
-                    yield {name: _plain(batch.column(name)) for name in wanted}
+                yield file
         except (pa.ArrowInvalid, OSError) as error:
-            raise DataError(f"{self.path} cannot be read ({error}).") from error
+            raise DataError(f"{self.path} is not a readable parquet file ({error}).") from error
 
-    def where(self, column: str, matches: Callable[[str], bool]) -> str:
-        """The number of the row of the first value that matches, counted from 1."""
-        start = 1
-        for block in self.blocks([column]):
-            for i, found in enumerate(block[column].to_pylist()):
-                if found is not None and matches(str(found).strip()):
-                    return f"row {start + i}"
-            start += len(block[column])
-        return "an unknown row"
+    def blocks(self, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """The wanted columns as pyarrow arrays of float64 or of texts, null where missing."""
+        import pyarrow as pa
+
+        with self._open() as file:
+            for batch in file.iter_batches(BLOCK_ROWS, columns=list(wanted)):
+                block = {}
+                for name in wanted:
+                    array = batch.column(name)
+                    if pa.types.is_dictionary(array.type):
+                        array = array.dictionary_decode()
+                    block[name] = array.cast(_plain_type(array.type), safe=False)
+                yield block
+
+    def places(self, column: str) -> Iterator[tuple[str, str]]:
+        """Where each value of a column stands, counted from 1: ``"row 7"``, and the value."""
+        values = (value for block in self.blocks([column]) for value in block[column].to_pylist())
+        for row, value in enumerate(values, start=1):
+            yield f"row {row}", str(value)
 
 
 def _plain_type(kind: Any) -> Any:
@@ -254,28 +212,34 @@ def _plain_type(kind: Any) -> Any:
     types = pa.types
     if types.is_dictionary(kind):
         kind = kind.value_type
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
-        return pa.float64()
     if types.is_boolean(kind) or types.is_string(kind) or types.is_large_string(kind):
         return pa.string()
-    return pa.float64() if types.is_null(kind) else None
+    numbers = (types.is_integer, types.is_floating, types.is_decimal, types.is_null)
+    return pa.float64() if any(is_kind(kind) for is_kind in numbers) else None
 
 
-def _plain(array: Any) -> Any:
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    return array.cast(_plain_type(array.type), safe=False)
+TableFile = CsvTable | ParquetTable
 
 
-def _is_number(text: str) -> bool:
-    """Whether Python reads the text as a number."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def open_table(path: Path, *, encoding: str, delimiter: str | None) -> TableFile:
+    """A csv file (also tsv, also gzipped) or a parquet file, told apart by its first bytes."""
+    with needed("pyarrow", "reading a table", "tables"):
+        import pyarrow
+    # Left to itself it listens to Ctrl-C while it reads, and may keep it to itself.
+    pyarrow.enable_signal_handlers(False)
+    check_is_file(path, DataError)
+    with path.open("rb") as file:
+        head = file.read(4)
+    if not head:
+        raise DataError(f"{path} is empty.")
+    parquet = head == b"PAR1" or path.suffix == ".parquet"
+    table = ParquetTable(path) if parquet else CsvTable(path, encoding, delimiter)
+    if repeated := [name for name, count in Counter(table.columns).items() if count > 1]:
+        raise DataError(
+            f"{path}: more than one column is called {shortened(map(repr, repeated))}; "
+            "give each its own name."
+        )
+    return table
 
 
 @dataclass
@@ -284,22 +248,14 @@ class Gathered:
 
     The first block with a value in it decides which: texts, if more than half of its values are no
     numbers. Texts that then turn up among numbers are counted as strays.
-
-    Attributes:
-        name: of the column.
-        kind: ``"number"``, ``"text"``, or empty as long as nothing but missing values was seen.
-        limit: the largest number of different texts.
-        texts: the number of each text.
-        strays: how many texts there are among the numbers.
-        stray: the first of them.
     """
 
     name: str
-    kind: str = ""
-    limit: float = float("inf")
-    texts: dict[str, int] = field(default_factory=dict)
-    strays: int = 0
-    stray: str = ""
+    kind: str = ""  # number, text, or empty as long as nothing but missing values was seen
+    limit: float = float("inf")  # the largest number of different texts
+    texts: dict[str, int] = field(default_factory=dict)  # the number of each text
+    strays: int = 0  # how many texts there are among the numbers
+    stray: str = ""  # the first of them
     _chunks: list[Values] = field(default_factory=list)
 
     @cached_property
@@ -350,9 +306,8 @@ class Gathered:
 
     def _add_texts(self, block: Any) -> None:
         encoded = block.dictionary_encode()
-        numbers = [
-            self.texts.setdefault(text, len(self.texts)) for text in encoded.dictionary.to_pylist()
-        ]
+        texts = encoded.dictionary.to_pylist()
+        numbers = [self.texts.setdefault(text, len(self.texts)) for text in texts]
         # the last place is where index -1 leads
         lookup = np.array([*numbers, np.nan])
         self._chunks.append(lookup[encoded.indices.fill_null(-1).to_numpy()])
@@ -369,17 +324,13 @@ def _without_missing(block: Any) -> Any:
 
 
 def gather(
-    table: TableFile,
-    wanted: Collection[str],
-    *,
-    kinds: Mapping[str, str],
-    limits: Mapping[str, int],
+    table: TableFile, wanted: Sequence[str], kinds: Mapping[str, str], limits: Mapping[str, int]
 ) -> dict[str, Gathered]:
     """Read the wanted columns; ``kinds`` says what is known beforehand of some of them."""
     columns = {
         name: Gathered(name, kinds.get(name, ""), limits.get(name, float("inf"))) for name in wanted
     }
-    for block in table.blocks(list(wanted)):
+    for block in table.blocks(wanted):
         for name, values in block.items():
             columns[name].add(values)
     return columns

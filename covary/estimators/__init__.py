@@ -12,7 +12,6 @@ except ImportError as error:
     ) from error
 
 from covary.estimators.base import NOISES
-from covary.estimators.classifier import MomentClassifier
-from covary.estimators.regressor import MomentRegressor
+from covary.estimators.estimators import MomentClassifier, MomentRegressor
 
 __all__ = ["NOISES", "MomentClassifier", "MomentRegressor"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -16,14 +17,11 @@ from torch import Tensor, nn
 
 from covary import activations
 from covary.activations import MomentActivation
-from covary.covariance import Full
-from covary.estimators.folds import Part, cross_validation, one_part
-from covary.estimators.standardized import Standardized
-from covary.estimators.stopping import EarlyStopping
+from covary.estimators.data import Part, Standardized, cross_validation, one_part
 from covary.models import Network, mlp, with_covariance
 from covary.moments import Moments
-from covary.replicas import ReplicaBatches, ReplicaLoss
 from covary.training import Display, TrainingConfig, fit, terminal_or_lines
+from covary.training.replicas import ReplicaBatches, ReplicaLoss, Replicas
 from covary.uncertainty.calibration import Mixture, combined
 from covary.uncertainty.fidelity import gathered
 
@@ -57,13 +55,58 @@ class _Job(NamedTuple):
     member: int
 
 
+class EarlyStopping:
+    """Keeps, for each replica, the state of the epoch with the lowest loss on held-out data.
+
+    ``replicas`` are of objectives, and share their parameters with what is trained. Held-out inputs
+    x (m, d) and labels or targets y are the same for all. Training stops when each replica has
+    waited ``patience`` epochs for a lower loss.
+    """
+
+    def __init__(
+        self, replicas: Replicas, x: Tensor, y: Tensor, *, rows_at_a_time: int, patience: int
+    ) -> None:
+        self.replicas, self.patience = replicas, patience
+        size = replicas.size
+        self.parts = [
+            (some.expand(size, *some.shape), target.expand(size, *target.shape))
+            for some, target in zip(
+                torch.split(x, rows_at_a_time), torch.split(y, rows_at_a_time), strict=True
+            )
+        ]
+        self.lowest = torch.full((size,), torch.inf)
+        self.waited = torch.zeros(size)
+        self.kept: dict[str, Tensor] = {}
+
+    def validate(self) -> dict[str, Any]:
+        """Losses now, averaged over replicas for the record; remembers the best states."""
+        self.replicas.eval()
+        with torch.no_grad():
+            losses = [self.replicas(x, y)[0] * x.shape[1] for x, y in self.parts]
+        loss = torch.stack(losses).sum(0) / sum(x.shape[1] for x, _ in self.parts)
+        better = loss < self.lowest
+        for name, value in self.replicas.state_dict().items():
+            choice = better.view(-1, *[1] * (value.dim() - 1))
+            self.kept[name] = torch.where(choice, value, self.kept.get(name, value))
+        self.lowest = torch.where(better, loss, self.lowest)
+        self.waited = torch.where(better, 0, self.waited + 1)
+        return {"validation_loss": float(loss.mean())}
+
+    def stop(self, _row: dict[str, Any]) -> bool:
+        """Whether every replica has waited long enough."""
+        return bool((self.waited >= self.patience).all())
+
+    def restore(self) -> None:
+        """Back to the best, each to its own."""
+        self.replicas.load_state_dict(self.kept)
+
+
 class MomentEstimator(BaseEstimator):  # type: ignore[misc]
     """What regression and classification have in common.
 
-    The network that is kept has seen all data, unless ``early_stopping``: what stopped early is
-    kept as it is, and has not seen the validation part. So to choose a noise or to ``calibrate``
-    it trains twice: first all candidates at once, each without the data that are held out from it,
-    and then the best on everything.
+    To choose a noise or to ``calibrate`` it trains twice: first all candidates at once, each
+    without the data that are held out from it, then the best on all data. With ``early_stopping``
+    the network that stopped is kept, which has not seen the validation part.
 
     Attributes:
         network_: raw inputs (n, n_features_in_) -> ``covary.Moments`` of the targets in their
@@ -71,11 +114,9 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         calibration_: the layer that calibrates what it gives, Moments -> Moments; None without
             ``calibrate``, or where there were too few samples.
         noise_: the noise it has.
-        noise_scores_: the score of each noise that was tried on held-out data, higher is better;
-            empty if there were none.
+        noise_scores_: the score of each noise that was tried on held-out data, higher is better.
         n_iter_: epochs that it was trained for.
-        history_: loss and more of each of these epochs; averages over networks that were trained
-            together.
+        history_: loss and more of each epoch, averaged over networks that were trained together.
     """
 
     def __init__(
@@ -103,27 +144,23 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
 
         Args:
             hidden: units of each hidden layer.
-            activation: one for all hidden layers, by name (``covary.activations.names()``) or as
-                given by ``covary.activations``.
+            activation: of all hidden layers: a name of ``covary.activations.names()``, or a
+                ``MomentActivation``.
             noise: the standard deviation sigma of the noise on the inputs and before each
-                activation, in units of the standardised inputs (1 is one standard deviation of a
-                column). Of several, or with ``"auto"`` of ``covary.estimators.NOISES``, it is the
-                one that does best on held-out data: regression by the average log density of the
-                targets, each under a Gaussian with the mean and variance that are predicted for
-                it; classification by the log-probability that is predicted for the labels. With
-                ``calibrate``, after the calibration. Of equally good ones the least noise wins.
+                activation, in standard deviations of the inputs' columns. Of several, or with
+                ``"auto"`` of ``covary.estimators.NOISES``, the one under which held-out targets
+                have the highest Gaussian log density, or held-out labels the highest
+                log-probability, calibrated if they are; of equally good ones the least.
             covariance: how covariances are held in training: ``"shared"`` (one for each
                 mini-batch, which is fastest), ``"tracked"``, ``"full"`` or ``"diagonal"``.
                 Predictions have one for each sample, diagonal if that was chosen and full if not.
             members: networks in an ensemble, trained together from other initial weights. Their
                 means are averaged, and the spread of these is added to their covariance.
-            calibrate: fit the size of covariances to the errors on held-out data. Regression: the
-                scale and offset of ``covary.uncertainty.calibration.VarianceCalibration``;
-                classification: the temperature and scale of ``LogitCalibration``.
-            folds: held-out data to choose the noise and to ``calibrate`` come from cross-validation
-                with so many folds, so that every sample is held out once; 0 takes a single
-                validation part of ``validation_fraction`` instead, which is quicker.
-                ``early_stopping`` always takes that.
+            calibrate: fit the size of covariances to the errors on held-out data, by
+                ``covary.uncertainty.calibration.fit_variance`` or ``fit_logits``.
+            folds: of the cross-validation that holds out data to choose the noise and to
+                ``calibrate``; 0 takes a single validation part of ``validation_fraction`` instead,
+                which is quicker, and which ``early_stopping`` always takes.
             epochs: passes over the training data; None: as make 3000 steps, and 10 at least.
             batch_size: samples in a step.
             lr: learning rate of AdamW, at its highest where it has a schedule.
@@ -133,43 +170,26 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
             early_stopping: stop when the loss on a validation part has not fallen for ``patience``
                 epochs, and go back to the weights with which it was lowest. Goes best with a
                 ``"constant"`` schedule, which does not depend on ``epochs``.
-            validation_fraction: the part of the data that is set aside where ``early_stopping`` or
-                ``folds=0`` need it. Where that is less than 5 samples, or there are less than 10
-                for cross-validation, there is nothing to choose, to calibrate or to stop by: the
-                noise is then 0.1, and training takes all its epochs.
+            validation_fraction: of the data, set aside where ``early_stopping`` or ``folds=0`` need
+                it. With less than 5 such samples, or less than 10 for cross-validation, nothing is
+                chosen, calibrated or stopped: the noise is 0.1, and training takes all its epochs.
             patience: epochs to wait for a lower validation loss.
             random_state: decides initial weights, the order of samples and what is held out.
             verbose: show progress.
         """
-        self.hidden = hidden
-        self.activation = activation
-        self.noise = noise
-        self.covariance = covariance
-        self.members = members
-        self.calibrate = calibrate
-        self.folds = folds
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.weight_decay = weight_decay
-        self.schedule = schedule
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.patience = patience
-        self.random_state = random_state
-        self.verbose = verbose
+        self.hidden, self.activation, self.noise = hidden, activation, noise
+        self.covariance, self.members, self.calibrate = covariance, members, calibrate
+        self.folds, self.epochs, self.batch_size = folds, epochs, batch_size
+        self.lr, self.weight_decay, self.schedule = lr, weight_decay, schedule
+        self.early_stopping, self.validation_fraction = early_stopping, validation_fraction
+        self.patience, self.random_state, self.verbose = patience, random_state, verbose
 
-    @abstractmethod
-    def _objective(self, net: nn.Module) -> nn.Module:
-        """The loss of a network of standardised units."""
+    _objective: Callable[[nn.Module], nn.Module]  # the loss of a network of standardised units
+    _calibration: Callable[[Moments, Tensor], nn.Module]  # that held-out samples ask for
 
     @abstractmethod
     def _scores(self, out: Moments, y: Tensor, *, calibrated: bool) -> Tensor:
         """(n,) how well each sample is predicted, for the choice of noise."""
-
-    @abstractmethod
-    def _calibration(self, out: Moments, y: Tensor) -> nn.Module:
-        """The calibration that held-out samples ask for."""
 
     def _fit(self, x: Tensor, y: Tensor, outputs: int, strata: NDArray[Any] | None) -> None:
         """Choose the noise, calibrate and train, on inputs (n, d) and labels or targets."""
@@ -183,9 +203,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         self.noise_scores_: dict[float, float] = {}
         self.calibration_: nn.Module | None = None
         parts = self._parts(len(x), split_seed, strata)
-        nets: list[nn.Module] = []
-        if parts:
-            nets = self._hold_out(task, parts)
+        nets = self._hold_out(task, parts) if parts else []
         if not (parts and self.early_stopping):
             everything = np.arange(len(x))
             jobs = [_Job(self.noise_, 0, member) for member in range(self.members)]
@@ -195,31 +213,34 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
     def _hold_out(self, task: _Task, parts: Sequence[Part]) -> list[nn.Module]:
         """Choose the noise and calibrate on what is held out; the networks of that noise."""
         target = torch.cat([task.y[part.held_out] for part in parts])
-        noises = self._noises
+        noises, trained = self._noises, dict[_Job, nn.Module]()
+
+        def train(noises: Sequence[float], members: range) -> None:
+            jobs = [_Job(*job) for job in itertools.product(noises, range(len(parts)), members)]
+            if jobs:
+                trained.update(zip(jobs, self._train(task, jobs, parts), strict=True))
+
+        def held_out(noise: float, members: range) -> Moments:
+            """What an ensemble says of samples that it has not seen, part after part."""
+            found = []
+            for i, part in enumerate(parts):
+                nets = [trained[_Job(noise, i, member)] for member in members]
+                found.append(combined([self._moments(net, task.x[part.held_out]) for net in nets]))
+            return gathered(found)
+
         # The noise is chosen by one network for each fold; the rest of the ensemble follows.
         first = range(1 if len(noises) > 1 else self.members)
-        jobs = [
-            _Job(noise, part, member)
-            for noise in noises
-            for part in range(len(parts))
-            for member in first
-        ]
-        trained = dict(zip(jobs, self._train(task, jobs, parts), strict=True))
-        held_out = {
-            noise: self._held_out_moments(task, trained, noise, first, parts) for noise in noises
-        }
-        scores = [self._score_of(out, target) for out in held_out.values()]
+        train(noises, first)
+        scores = [self._score_of(held_out(noise, first), target) for noise in noises]
         self.noise_scores_ = dict(zip(noises, scores, strict=True))
         # The first of equals, which has the least noise; what is no number is never the best.
         self.noise_ = noises[int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))]
-        rest = range(len(first), self.members if self.calibrate or self.early_stopping else 0)
-        if rest:
-            jobs = [_Job(self.noise_, part, each) for part in range(len(parts)) for each in rest]
-            trained |= dict(zip(jobs, self._train(task, jobs, parts), strict=True))
+        if self.calibrate or self.early_stopping:
+            train([self.noise_], range(len(first), self.members))
         if self.calibrate:
-            everyone = range(self.members)
-            out = self._held_out_moments(task, trained, self.noise_, everyone, parts)
-            self.calibration_ = self._calibration(out, target)
+            self.calibration_ = self._calibration(
+                held_out(self.noise_, range(self.members)), target
+            )
         return [trained[job] for job in trained if job.noise == self.noise_ and job.part == 0]
 
     def _check_parameters(self) -> None:
@@ -235,14 +256,11 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
             )
         if isinstance(self.hidden, int):
             raise ValueError(f"hidden must be a sequence such as (50,), got {self.hidden}.")
-        if self.patience < 1:
-            raise ValueError(f"patience must be 1 epoch or more, got {self.patience}.")
-        if self.epochs is not None and self.epochs < 1:
-            raise ValueError(f"epochs must be 1 or more, or None, got {self.epochs}.")
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be 1 or more, got {self.batch_size}.")
-        if self.members < 1:
-            raise ValueError(f"members must be 1 or more, got {self.members}.")
+        least = {"epochs": "1 or more, or None", "patience": "1 epoch or more"}
+        for name in ("patience", "epochs", "batch_size", "members"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be {least.get(name, '1 or more')}, got {value}.")
         if self.folds < 0 or self.folds == 1:
             raise ValueError(
                 f"folds must be 2 or more, or 0 for a single validation part, got {self.folds}."
@@ -345,27 +363,6 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         together = max(len(self._noises), self.members)
         return max(1, _NUMBERS_AT_A_TIME // (together * self._widest**2))
 
-    def _held_out_moments(
-        self,
-        task: _Task,
-        trained: dict[_Job, nn.Module],
-        noise: float,
-        members: Sequence[int],
-        parts: Sequence[Part],
-    ) -> Moments:
-        """What an ensemble says of samples that it has not seen, part after part."""
-        return gathered(
-            [
-                combined(
-                    [
-                        self._moments(trained[_Job(noise, index, member)], task.x[rows])
-                        for member in members
-                    ]
-                )
-                for index, (_, rows) in enumerate(parts)
-            ]
-        )
-
     def _moments(self, net: nn.Module, x: Tensor) -> Moments:
         net.eval()
         with torch.no_grad():
@@ -388,11 +385,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
             )
         return self.calibration_ is not None if calibrated is None else calibrated
 
-    def _outputs(
-        self,
-        X: ArrayLike,  # noqa: N803
-        calibrated: bool | None = None,
-    ) -> Iterator[Moments]:
+    def _outputs(self, X: ArrayLike, calibrated: bool | None = None) -> Iterator[Moments]:
         """What the network gives, as many rows at a time as memory should hold."""
         wanted = self._calibrated(calibrated)
         x = torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
@@ -403,21 +396,14 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
                     out = self.calibration_(out)
             yield out
 
-    def moments(
-        self,
-        X: ArrayLike,  # noqa: N803
-        calibrated: bool | None = None,
-    ) -> Moments:
+    def moments(self, X: ArrayLike, calibrated: bool | None = None) -> Moments:
         """Mean (n, outputs) and covariance of the network's output, in double precision.
 
         Args:
             X: inputs (n, d).
             calibrated: with the calibration or without; by default with it if there is one.
         """
-        parts = [(out.mean, out.covariance_matrix) for out in self._outputs(X, calibrated)]
-        means, matrices = zip(*parts, strict=True)
-        mean = torch.cat(means)
-        return Moments(mean, Full(torch.cat(matrices), added=mean.new_zeros(1, 1)))
+        return gathered(list(self._outputs(X, calibrated)))
 
 
 def _progress() -> Display:

@@ -5,13 +5,15 @@ One value goes in and one comes out of every layer, so ordinary modules may stan
 says which two methods a layer of your own needs to be simulated and compared.
 """
 
-from covary.nn.layers import Activation, BatchNorm1d, Dropout, Flatten, Noise
-from covary.nn.lift import Lift
-from covary.nn.linear import Linear
-from covary.nn.named import (
+from covary.nn.layers import (
     GELU,
+    Activation,
+    BatchNorm1d,
+    Dropout,
+    Flatten,
     Heaviside,
     LeakyReLU,
+    Noise,
     Probit,
     ReLU,
     Sigmoid,
@@ -19,29 +21,13 @@ from covary.nn.named import (
     Softplus,
     Tanh,
 )
+from covary.nn.lift import Lift
+from covary.nn.linear import Linear
 from covary.nn.protocol import Drawn, MomentLayer, Noisy
 from covary.nn.units import Rescale, Standardize
 
 __all__ = [
-    "GELU",
-    "Activation",
-    "BatchNorm1d",
-    "Drawn",
-    "Dropout",
-    "Flatten",
-    "Heaviside",
-    "LeakyReLU",
-    "Lift",
-    "Linear",
-    "MomentLayer",
-    "Noise",
-    "Noisy",
-    "Probit",
-    "ReLU",
-    "Rescale",
-    "SiLU",
-    "Sigmoid",
-    "Softplus",
-    "Standardize",
-    "Tanh",
-]
+    "GELU", "Activation", "BatchNorm1d", "Drawn", "Dropout", "Flatten", "Heaviside", "LeakyReLU",
+    "Lift", "Linear", "MomentLayer", "Noise", "Noisy", "Probit", "ReLU", "Rescale", "SiLU",
+    "Sigmoid", "Softplus", "Standardize", "Tanh",
+]  # fmt: skip

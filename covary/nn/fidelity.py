@@ -11,11 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from covary.covariance import exact_units
+
 # Good enough to be chosen: rank correlation of entropies, relative error of the covariance.
 _GOOD_RANK, _GOOD_ERROR = 0.99, 0.1
 # Poor enough to be warned of.
 _POOR_RANK, _POOR_ERROR = 0.95, 0.25
-_REMEDY = "covary.with_covariance(net, {})"
 
 
 class TrackingWarning(UserWarning):
@@ -36,11 +37,16 @@ def frames_to_caller() -> int:
 
 
 class Row(NamedTuple):
-    """What was measured with one ``exact_width``."""
+    """What was measured with ``"tracked:N"``."""
 
-    exact_width: int
+    units: int  # N: the most units of a layer whose variances are exact
     rank: float  # Spearman's correlation of entropies with exact ones
     error: float  # of the covariance, relative to the exact one, on average
+
+    @property
+    def covariance(self) -> str:
+        """The name of the covariance that this was measured of."""
+        return f"tracked:{self.units}"
 
     @property
     def is_good(self) -> bool:
@@ -54,30 +60,36 @@ class Row(NamedTuple):
 
     def __str__(self) -> str:
         rank = "undefined" if math.isnan(self.rank) else f"{self.rank:.3f}"
-        return f"rank correlation of entropies {rank}, covariance off by {self.error:.0%}"
+        error = "less than 1%" if self.error < 0.01 else f"{self.error:.0%}"
+        return f"rank correlation of entropies {rank}, covariance off by {error}"
 
 
 class Fidelity(NamedTuple):
-    """What ``covary.track`` measured, by ``exact_width`` in rising order; no rows: nothing."""
+    """What ``covary.track`` measured of ``"tracked:N"``, by rising N; no rows: nothing.
+
+    Methods take the covariance that was asked for: ``"tracked"`` leaves N to what was measured.
+    """
 
     rows: tuple[Row, ...]
 
     @classmethod
     def of(cls, table: Tensor) -> Fidelity:
         """From (k, 3) numbers, as they are saved with a network."""
-        return cls(tuple(Row(int(width), rank, error) for width, rank, error in table.tolist()))
+        return cls(tuple(Row(int(units), rank, error) for units, rank, error in table.tolist()))
 
-    def width(self, asked: int | None) -> int:
-        """The width to use: what was asked for, or the least that is good, or else the best."""
-        return asked if asked is not None else self._chosen().exact_width
+    def named(self, covariance: str) -> str:
+        """The covariance to use: as asked for, or with the least N that is good, or the best."""
+        if exact_units(covariance) is not None or not self.rows:
+            return covariance
+        return self._chosen().covariance
 
-    def used(self, asked: int | None) -> Row:
-        """What was measured with the width to use."""
-        width = self.width(asked)
-        # Between two widths that were tried, the same layers are exact as with the lower one.
-        return [row for row in self.rows if row.exact_width <= width][-1]
+    def used(self, covariance: str) -> Row:
+        """What was measured of the covariance to use."""
+        units = exact_units(self.named(covariance))
+        # Between two N that were tried, the same layers are exact as with the lower one.
+        return [row for row in self.rows if row.units <= (units or 0)][-1]
 
-    def problem(self, asked: int | None) -> str | None:
+    def problem(self, covariance: str) -> str | None:
         """Why not to rely on tracked covariances as they are used, and what is better."""
         if not self.rows:
             return (
@@ -85,20 +97,18 @@ class Fidelity(NamedTuple):
                 "last trained: its entropies may be far from exact ones. Measure it, on some "
                 "training inputs: covary.track(net, loader)."
             )
-        width, used = self.width(asked), self.used(asked)
-        if width > self.rows[-1].exact_width or not used.is_poor:
+        named, used = self.named(covariance), self.used(covariance)
+        if (exact_units(named) or 0) > self.rows[-1].units or not used.is_poor:
             return None  # (more may be exact than was ever tried)
         chosen = self._chosen()
-        better = "'full'" if chosen.is_poor else f"'tracked', exact_width={chosen.exact_width}"
+        better = "full" if chosen.is_poor else chosen.covariance
         gain = "exact" if chosen.is_poor else str(chosen)
         return (
-            f"Tracked covariances of this network are poor with exact_width={width} ({used}). "
-            f"Better: {_REMEDY.format(better)} ({gain})."
+            f"Covariances of this network are poor when held as {named} ({used}). "
+            f"Better: covary.with_covariance(net, {better!r}) ({gain})."
         )
 
     def _chosen(self) -> Row:
-        if not self.rows:
-            return Row(0, math.nan, math.nan)
         good = [row for row in self.rows if row.is_good]
         return good[0] if good else min(self.rows, key=lambda row: row.error)
 

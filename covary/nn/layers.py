@@ -1,4 +1,4 @@
-"""Layers without weights between units: noise, activation, normalisation, dropout."""
+"""Layers without weights between units: noise, activations, normalisation, dropout."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from covary import activations
 from covary.activations import MomentActivation
 from covary.covariance import Rows
 from covary.moments import Moments
-from covary.nn.checks import check_flat, check_moments, check_noise
-from covary.nn.protocol import Drawn, Noisy, each_row, share
+from covary.nn.protocol import (
+    Drawn,
+    Noisy,
+    check_features,
+    check_moments,
+    check_noise,
+    each_row,
+    share,
+)
 from covary.settings import covariance_grad, covariance_is_supervised, without_autocast
 
 
 class Noise(Noisy):
-    """Independent noise of standard deviation ``noise`` on every unit: C -> C + noise^2 I.
-
-    The noise is saved with the weights (``state_dict``), and loaded with them.
-    """
+    """Independent noise of standard deviation ``noise`` on every unit: C -> C + noise^2 I."""
 
     def __init__(self, noise: float) -> None:
         super().__init__()
@@ -29,7 +33,6 @@ class Noise(Noisy):
 
     @each_row
     def forward(self, moments: Moments) -> Moments:
-        check_moments(moments, self)
         with covariance_grad():
             return Moments(moments.mean, moments.cov.add_noise(self.noise**2))
 
@@ -49,7 +52,6 @@ class Activation(nn.Module):
 
     @each_row
     def forward(self, moments: Moments) -> Moments:
-        check_moments(moments, self)
         mu, cov = moments.mean, moments.cov
         with without_autocast(mu.device), covariance_grad():
             out, activated = cov.activate(self.activation, mu)
@@ -60,11 +62,9 @@ class Activation(nn.Module):
         return Moments(mean, activated)
 
     def plain(self) -> Function:
-        """h itself, unit by unit."""
         return Function(self.activation)
 
     def drawn(self) -> Drawn:
-        """h(v)."""
         return Drawn(activation=self.activation)
 
     def extra_repr(self) -> str:
@@ -83,6 +83,64 @@ class Function(nn.Module):
 
     def extra_repr(self) -> str:
         return repr(self.activation)
+
+
+class _Named(Activation):
+    """An activation without options, of this name in ``covary.activations``."""
+
+    name: str
+
+    def __init_subclass__(cls, name: str | None = None) -> None:
+        cls.name = name or cls.name
+
+    def __init__(self) -> None:
+        super().__init__(self.name)
+
+    def extra_repr(self) -> str:
+        return ""
+
+
+class Heaviside(_Named, name="heaviside"):
+    """The Heaviside step: 1 for x >= 0, else 0."""
+
+
+class ReLU(_Named, name="relu"):
+    """The rectified linear unit: max(x, 0)."""
+
+
+class GELU(_Named, name="gelu"):
+    """x Phi(x), exactly (not its tanh approximation)."""
+
+
+class Probit(_Named, name="probit"):
+    """Phi(x), the standard normal distribution function."""
+
+
+class Tanh(_Named, name="tanh"):
+    """tanh(x), by quadrature."""
+
+
+class Sigmoid(_Named, name="sigmoid"):
+    """The logistic function, by quadrature."""
+
+
+class SiLU(_Named, name="silu"):
+    """x sigmoid(x), by quadrature."""
+
+
+class Softplus(_Named, name="softplus"):
+    """log(1 + exp(x)), by quadrature."""
+
+
+class LeakyReLU(Activation):
+    """The leaky rectified linear unit: x for x >= 0, else ``negative_slope`` x."""
+
+    def __init__(self, negative_slope: float = 0.01) -> None:
+        super().__init__(activations.leaky_relu(negative_slope))
+        self.negative_slope = negative_slope
+
+    def extra_repr(self) -> str:
+        return f"negative_slope={self.negative_slope}"
 
 
 def mean_of_constant_variance(
@@ -159,39 +217,34 @@ class BatchNorm1d(nn.Module):
             self.register_buffer(name, buffer)
 
     def forward(self, moments: Moments) -> Moments:
-        check_moments(moments, self, self.num_features)
-        check_flat(moments, self)
+        check_moments(moments, self)
+        check_features(moments, self, self.num_features)
         mean, var = moments.mean, self.running_var
+        if mean.dim() > 2:
+            raise ValueError(
+                f"BatchNorm1d takes Moments of shape (batch, features), got {tuple(mean.shape)}. "
+                "Put a covary.nn.Flatten before it."
+            )
         if self.training:
             var = mean.var(0, correction=0)
             self.num_batches_tracked.add_(1)
-        normalised = F.batch_norm(
-            mean,
-            self.running_mean,
-            self.running_var,
-            self.weight,
-            self.bias,
-            self.training,
-            self.momentum,
-            self.eps,
-        )
+        state = self.running_mean, self.running_var, self.weight, self.bias
+        normalised = F.batch_norm(mean, *state, self.training, self.momentum, self.eps)
         with covariance_grad():
-            scale = torch.rsqrt(var + self.eps)
-            if self.weight is not None:
-                scale = scale * self.weight
-            return Moments(normalised, moments.cov.scale(scale[None]))
+            return Moments(normalised, moments.cov.scale(self._scale(var)[None]))
+
+    def _scale(self, var: Tensor) -> Tensor:
+        scale = torch.rsqrt(var + self.eps)
+        return scale if self.weight is None else scale * self.weight
 
     def plain(self) -> nn.BatchNorm1d:
-        """``nn.BatchNorm1d`` of the same parameters and running statistics."""
         affine = self.weight is not None
         plain = nn.BatchNorm1d(self.num_features, self.eps, self.momentum, affine, device="meta")
         return share(self, plain)
 
     def drawn(self) -> Drawn:
         """(v - running mean) weight / sqrt(running variance + eps) + bias."""
-        scale = torch.rsqrt(self.running_var + self.eps)
-        if self.weight is not None:
-            scale = scale * self.weight
+        scale = self._scale(self.running_var)
         shift = -self.running_mean * scale
         return Drawn(scale=scale, shift=shift if self.bias is None else shift + self.bias)
 
@@ -210,7 +263,6 @@ class Dropout(nn.Module):
 
     @each_row
     def forward(self, moments: Moments) -> Moments:
-        check_moments(moments, self)
         if not self.training or self.p == 0:
             return moments
         mask = F.dropout(torch.ones_like(moments.mean), self.p)
@@ -219,7 +271,6 @@ class Dropout(nn.Module):
             return Moments(mean, moments.cov.scale(mask))
 
     def plain(self) -> nn.Dropout:
-        """``nn.Dropout`` of the same probability."""
         return nn.Dropout(self.p)
 
     def drawn(self) -> Drawn:
@@ -239,7 +290,6 @@ class Flatten(nn.Module):
         return Moments(x.flat_mean, x.cov.flattened() if isinstance(x.cov, Rows) else x.cov)
 
     def plain(self) -> Flatten:
-        """Itself."""
         return self
 
     def drawn(self) -> Drawn:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from covary.covariance import Kind, Rows, Tracked, check_kind, start
+from covary.covariance import Full, Kind, Rows, check_kind, class_name, start
 from covary.linalg import is_finite
-from covary.moments import Moments
-from covary.nn.checks import check_exact_width, check_noise
+from covary.moments import Moments, mean_of
 from covary.nn.fidelity import UNKNOWN, Fidelity, TrackingWarning, frames_to_caller
-from covary.nn.protocol import Noisy, taken
+from covary.nn.protocol import Noisy, check_noise, taken
 from covary.settings import covariance_grad, is_autocast, values_are_checked
 
 
 class Lift(Noisy):
-    """Plain tensor (B, n) -> Moments with covariance ``noise**2 * I``; docs/theory.md, eq. (2).
+    """Tensor or Moments (B, n) -> Moments, with noise on each input; docs/theory.md, eq. (2).
+
+    The covariance of a plain tensor becomes ``noise**2 * I``. Inputs that have errors of their own
+    (``Moments.of(values, std=errors)``, or what another network gives) keep them, and the noise is
+    added: C -> C + noise**2 I.
 
     Samples may be several rows of features, (B, T, n): layers then act on each row, and the
     covariance is that of all T n units of a sample.
@@ -29,18 +31,18 @@ class Lift(Noisy):
     Poisson processes, whose counts have the variance ``x + noise**2``.
 
     Args:
-        noise: the standard deviation sigma_1 of the input. It is saved with the weights
-            (``state_dict``) and loaded with them, as is ``poisson``.
+        noise: the standard deviation sigma_1 of the input, saved and loaded with the weights, as is
+            ``poisson``.
         covariance: how the network stores its covariance from here on: ``"full"`` (one matrix per
             sample), ``"tracked"`` (one per sample too, but approximate, and computed only where it
             is looked at: much cheaper), ``"diagonal"`` (variances only) or ``"shared"`` (one matrix
             per mini-batch, in evaluation mode too, so that samples depend on their neighbours; see
             ``covary.with_covariance``); or a class, a subclass of ``covary.covariance.Covariance``.
-        exact_width: for ``"tracked"``, in evaluation: layers of up to so many units have exact
-            variances, given those before them, at the price of as many backward passes. None: the
-            least that was good enough when ``covary.track`` compared with exact covariances.
-        poisson: whether inputs are rates, 0 or more, whose variance is their mean. Each sample then
-            has a covariance of its own from the start, which full ones cost dearly in wide layers.
+            With ``"tracked:N"``, in evaluation, layers of up to N units have exact variances, given
+            those before them, at the price of as many backward passes. ``"tracked"`` takes the
+            least N that was good enough when ``covary.track`` compared with exact covariances.
+        poisson: whether inputs are rates. Each sample then has a covariance of its own from the
+            start, which full ones cost dearly in wide layers.
 
     In evaluation a network that tracks warns (``TrackingWarning``), once, if its covariances were
     poor when they were compared, or never compared since the last pass in training mode. Compiled
@@ -54,36 +56,34 @@ class Lift(Noisy):
         noise: float,
         covariance: Kind = "full",
         *,
-        exact_width: int | None = None,
         poisson: bool = False,
     ) -> None:
         super().__init__()
         self.noise = check_noise(noise, "Lift")
         self.covariance = check_kind(covariance)
-        self.exact_width = check_exact_width(exact_width, self.covariance)
         self.poisson = poisson
         self.register_buffer("fidelity", None)
         self._read: tuple[Tensor, Fidelity] | None = None
-        # Which table was looked at for warnings, and for which width.
-        self._judged: tuple[Tensor | None, int | None] | None = None
+        # Which table was looked at for warnings, and for which covariance.
+        self._judged: tuple[Tensor | None, str] | None = None
 
-    def forward(self, x: Tensor) -> Moments:
+    def forward(self, inputs: Tensor | Moments) -> Moments:
+        x = mean_of(inputs)
         if isinstance(x, Tensor) and is_autocast(x.device):
             x = x.float()  # a trunk may run in half precision; moments never do
-        _check_liftable(x)
-        if self.poisson and values_are_checked():
-            _check_rates(x)
+        _check_liftable(x, poisson=self.poisson)
         if self.training and torch.is_grad_enabled() and self.fidelity is not None:
             # What was measured of these weights says nothing of those that come.
             self.fidelity = None
         # Not torch.full: where replicas of a network differ in noise, it is a tensor under vmap.
         var = x.new_zeros(1, 1) + self.noise**2
-        if self.poisson:
-            with covariance_grad():
+        with covariance_grad():
+            if self.poisson:
                 var = x.flatten(0, -2) + var
-        cov = start(self.covariance, var, x.shape[-1])
-        if isinstance(cov, Tracked):
-            cov = self._tracked(cov)
+            exact = Full.independent(var, x.shape[-1])
+            if isinstance(inputs, Moments):
+                exact = _with_errors(exact, inputs)
+            cov = start(self._kind(), exact)
         return Moments(x, cov if x.dim() == 2 else Rows(cov, x.shape[1:-1].numel()))
 
     def set_fidelity(self, fidelity: Fidelity) -> None:
@@ -92,22 +92,26 @@ class Lift(Noisy):
         self.fidelity = torch.tensor(fidelity.rows, dtype=torch.float32)
         self._known()
 
-    def _tracked(self, cov: Tracked) -> Tracked:
+    def _kind(self) -> Kind:
+        """The covariance to start with: of tracked ones, in evaluation, with the N to use."""
+        kind = self.covariance
+        if not isinstance(kind, str) or class_name(kind) != "tracked":
+            return kind
         if self.training:
-            return cov
+            return "tracked"
         known = self._known()
         if not torch.compiler.is_compiling():
-            self._warn_once(known)
-        return replace(cov, exact_width=known.width(self.exact_width))
+            self._warn_once(known, kind)
+        return known.named(kind)
 
-    def _warn_once(self, known: Fidelity) -> None:
-        """Say what is wrong with this table and width, unless it was said."""
+    def _warn_once(self, known: Fidelity, kind: str) -> None:
+        """Say what is wrong with this table and covariance, unless it was said."""
         judged = self._judged
         table = None if known is UNKNOWN else self.fidelity  # what vmap stacks must not be kept
-        if judged and judged[0] is table and judged[1] == self.exact_width:
+        if judged and judged[0] is table and judged[1] == kind:
             return
-        self._judged = table, self.exact_width
-        problem = known.problem(self.exact_width)
+        self._judged = table, kind
+        problem = known.problem(kind)
         if problem:
             warnings.warn(problem, TrackingWarning, stacklevel=frames_to_caller())
 
@@ -143,17 +147,25 @@ class Lift(Noisy):
             destination[f"{prefix}poisson"] = torch.ones_like(noise, dtype=torch.bool)
 
     def extra_repr(self) -> str:
-        width = "" if self.exact_width is None else f", exact_width={self.exact_width}"
         poisson = ", poisson=True" if self.poisson else ""
-        held = (
-            repr(self.covariance) if isinstance(self.covariance, str) else self.covariance.__name__
+        kind = self.covariance
+        held = repr(kind) if isinstance(kind, str) else kind.__name__
+        return f"noise={self.noise:g}, covariance={held}{poisson}"
+
+
+def _with_errors(noise: Full, inputs: Moments) -> Full:
+    """The covariance of inputs that have one already, and independent noise on each."""
+    if inputs.mean.dim() != 2:
+        raise ValueError(
+            f"Lift takes Moments of shape (batch, features), got {tuple(inputs.mean.shape)}. Put a "
+            "covary.nn.Flatten before it."
         )
-        return f"noise={self.noise:g}, covariance={held}{width}{poisson}"
+    errors = Full.of(inputs.cov)
+    added = noise.variance if errors.added is None else errors.added + noise.variance
+    return Full(errors.matrix, added, errors.gain)
 
 
-def _check_liftable(x: Tensor) -> None:
-    if isinstance(x, Moments):
-        raise TypeError("Lift takes a plain Tensor and got Moments. Remove the second Lift.")
+def _check_liftable(x: Tensor, *, poisson: bool) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"Lift takes a Tensor, got {type(x).__name__}. Try torch.as_tensor(x).")
     if x.dtype not in (torch.float32, torch.float64):
@@ -168,32 +180,24 @@ def _check_liftable(x: Tensor) -> None:
             f"Lift expects input of shape (batch, features), got {tuple(x.shape)}. Give a single "
             "sample a batch dimension: x[None]."
         )
-    if values_are_checked():
-        _check_finite(x)
-
-
-def _check_rates(x: Tensor) -> None:
-    if x.device.type == "meta" or is_functorch_wrapped_tensor(x) or bool((x >= 0).all()):
+    if not values_are_checked() or x.is_meta:
         return
-    raise ValueError(
-        f"Lift with poisson=True takes rates, 0 or more, and got {x.min().item():g}. Divide pixel "
-        "values by 255 without shifting them; for inputs of either sign use constant noise."
-    )
-
-
-def _check_finite(x: Tensor) -> None:
-    if x.device.type == "meta":
-        return  # a shape without values
     try:
-        if is_finite(x):
-            return
+        finite, negative = is_finite(x), poisson and bool((x < 0).any())
     except RuntimeError as error:
         if "vmap" in str(error):  # where there are no values to look at
             return
         raise
-    bad = (~torch.isfinite(x)).nonzero()
-    raise ValueError(
-        f"Lift got {len(bad)} NaN or infinite values in an input of shape {tuple(x.shape)}, the "
-        f"first at {bad[0].tolist()}. Clean the data, or skip this check within "
-        "`with covary.check_values(False):`."
-    )
+    if not finite:
+        bad = (~torch.isfinite(x)).nonzero()
+        raise ValueError(
+            f"Lift got {len(bad)} NaN or infinite values in an input of shape {tuple(x.shape)}, "
+            f"the first at {bad[0].tolist()}. Clean the data, or skip this check within "
+            "`with covary.check_values(False):`."
+        )
+    if negative:
+        raise ValueError(
+            f"Lift with poisson=True takes rates, 0 or more, and got {x.min().item():g}. Divide "
+            "pixel values by 255 without shifting them; for inputs of either sign use constant "
+            "noise."
+        )

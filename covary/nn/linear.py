@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from covary.covariance import Probe, Tracked
 from covary.moments import Moments
-from covary.nn.checks import check_moments
-from covary.nn.protocol import Drawn, each_row, share
+from covary.nn.protocol import Drawn, check_features, each_row, share
 from covary.settings import covariance_grad, without_autocast
 
 # A training step measures the corrections of so many units of each layer on so many samples.
@@ -52,7 +51,7 @@ class Linear(nn.Module):
 
     @each_row
     def forward(self, moments: Moments) -> Moments:
-        check_moments(moments, self, self.in_features)
+        check_features(moments, self, self.in_features)
         if moments.mean.dtype != self.weight.dtype:
             raise TypeError(
                 f"Linear has {self.weight.dtype} weights and got {moments.mean.dtype} input. "
@@ -122,12 +121,10 @@ class Linear(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def plain(self) -> nn.Linear:
-        """``nn.Linear`` of the same parameters."""
         bias = self.bias is not None
         return share(self, nn.Linear(self.in_features, self.out_features, bias, device="meta"))
 
     def drawn(self) -> Drawn:
-        """W v + b."""
         return Drawn(weight=self.weight, shift=self.bias)
 
     def extra_repr(self) -> str:

@@ -1,7 +1,8 @@
-"""What every layer of moments provides: a conventional version, a drawn version, its noise."""
+"""What every layer of moments provides, and the checks of its input."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,17 +22,14 @@ Value = TypeVar("Value", float, bool, list[float])
 
 
 def each_row(forward: Callable[[Any, Moments], Moments]) -> Callable[[Any, Moments], Moments]:
-    """Let a layer of features act on each row of samples that have several.
-
-    Moments (B, T, n), whose rows are not correlated, go through it as those of B T samples.
-    """
+    """Let a layer of Moments (B, n) act on each row of (B, T, n), whose rows are not correlated."""
 
     @wraps(forward)
     def act(layer: Any, moments: Moments) -> Moments:
-        cov = getattr(moments, "cov", None)
+        check_moments(moments, layer)
+        mean, cov = moments.mean, moments.cov
         if not isinstance(cov, Rows):
             return forward(layer, moments)
-        mean = moments.mean
         try:
             found = forward(layer, Moments(mean.flatten(0, -2), cov.each_row))
         except ValueError as error:
@@ -42,6 +40,41 @@ def each_row(forward: Callable[[Any, Moments], Moments]) -> Callable[[Any, Momen
         return Moments(found.mean.reshape(*mean.shape[:-1], -1), Rows(found.cov, cov.rows))
 
     return act
+
+
+def check_moments(moments: Moments, layer: nn.Module) -> None:
+    """Raise an error unless these are Moments."""
+    if not isinstance(moments, Moments):
+        got = type(moments).__name__
+        if isinstance(moments, Tensor):
+            got = f"a Tensor of shape {tuple(moments.shape)}"
+        raise TypeError(
+            f"{type(layer).__name__} takes Moments and got {got}. Put a covary.nn.Lift before it."
+        )
+
+
+def check_features(moments: Moments, layer: nn.Module, features: int) -> None:
+    """Raise an error unless there are so many features."""
+    if moments.mean.shape[-1] != features:
+        raise ValueError(
+            f"{type(layer).__name__} expects {features} features, got {moments.mean.shape[-1]}. "
+            "Check the width of the layer before it; right after Lift, that of the input, whose "
+            "features are last."
+        )
+
+
+def check_noise(noise: float, layer: str) -> float:
+    """The noise as a float; an error unless it is a finite number, 0 or more."""
+    try:
+        # float() reads strings, but "0.2" where a number belongs is a mistake all the same.
+        sigma = None if isinstance(noise, str) else float(noise)
+    except (TypeError, ValueError):
+        sigma = None
+    if sigma is None:
+        raise TypeError(f"{layer} needs a number as noise, got {noise!r}.")
+    if not (math.isfinite(sigma) and sigma >= 0):
+        raise ValueError(f"{layer} needs a finite noise >= 0 (a standard deviation), got {noise}.")
+    return sigma
 
 
 @dataclass(frozen=True)
@@ -131,7 +164,6 @@ class Noisy(nn.Module):
         """None: noise has no effect on a conventional network."""
 
     def drawn(self) -> Drawn:
-        """v + noise z."""
         return Drawn(noise=self.noise)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:

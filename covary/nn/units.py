@@ -2,118 +2,111 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
 from covary.moments import Moments, mean_of
-from covary.nn.checks import check_moments
 from covary.nn.protocol import Drawn, chain_of, each_row
 from covary.settings import covariance_grad
 
 
-class Standardize(nn.Module):
+class _Scaled(nn.Module):
+    """A layer with buffers ``shift`` and ``scale``; a scale of 0, of a constant, counts as 1."""
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, shift: Tensor, scale: Tensor) -> None:
+        super().__init__()
+        if not bool((torch.isfinite(scale) & (scale >= 0)).all()):
+            raise ValueError(f"{type(self).__name__} needs finite scales >= 0, got {scale}.")
+        self.register_buffer("shift", shift)
+        self.register_buffer("scale", torch.where(scale == 0, 1.0, scale).to(scale.dtype))
+
+    @classmethod
+    def of(cls, data: Tensor) -> Self:
+        """The layer between these data (n, *shape) and numbers of average 0 and deviation 1."""
+        return cls(data.mean(0), data.std(0, correction=0))
+
+
+class Standardize(_Scaled):
     """Plain tensor (B, *shape) of any type -> ``(x - shift) / scale`` as floating point numbers.
+
+    Of Moments, inputs with errors of their own, the covariance is divided by the scales, too.
 
     Put in front of ``Lift``, it lets a network take data as they come. It computes in the type of
     its buffers (float64 keeps small differences in a column of values around 1e9) and gives the
-    type of the network (float32, or what ``net.double()`` makes it). A scale of 0, as a constant
-    column has, counts as 1.
+    type of the network (float32, or what ``net.double()`` makes it).
     """
 
-    shift: Tensor
-    scale: Tensor
     like: Tensor
 
     def __init__(self, shift: Tensor, scale: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("shift", shift)
-        self.register_buffer("scale", _usable(scale, "Standardize"))
+        super().__init__(shift, scale)
         # No value at all, but of the type that its network is converted to.
         self.register_buffer("like", torch.empty(0), persistent=False)
 
-    @classmethod
-    def of(cls, x: Tensor) -> Standardize:
-        """What brings these data (n, *shape) to average 0 and standard deviation 1."""
-        return cls(x.mean(0), x.std(0, correction=0))
+    def forward(self, x: Tensor | Moments) -> Tensor | Moments:
+        mean = ((mean_of(x) - self.shift) / self.scale).to(self.like.dtype)
+        if isinstance(x, Tensor):
+            return mean
+        with covariance_grad():
+            factor = (1 / self.scale).expand(mean.shape[1:]).reshape(1, -1)
+            return Moments(mean, x.cov.scale(factor).each(lambda part: part.to(mean.dtype)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ((x - self.shift) / self.scale).to(self.like.dtype)
 
-
-class Rescale(nn.Module):
+class Rescale(_Scaled):
     """mean -> mean * scale + shift, C -> scale_i scale_j C_ij: outputs on their original scale.
 
-    What comes out is of the type of the buffers if that is the wider one: float64 keeps small
-    differences between values around 1e9.
+    The tensors (B, t) of a conventional network become x * scale + shift. What comes out is of the
+    type of the buffers if that is the wider one: float64 keeps small differences around 1e9.
     """
 
-    shift: Tensor
-    scale: Tensor
+    def forward(self, x: Moments | Tensor) -> Moments | Tensor:
+        return self._of_tensor(x) if isinstance(x, Tensor) else self._of_moments(x)
 
-    def __init__(self, shift: Tensor, scale: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("shift", shift)
-        self.register_buffer("scale", _usable(scale, "Rescale"))
-
-    @classmethod
-    def of(cls, y: Tensor) -> Rescale:
-        """What brings numbers of average 0 and deviation 1 to the scale of these targets (n, t)."""
-        return cls(y.mean(0), y.std(0, correction=0))
+    def _of_tensor(self, x: Tensor) -> Tensor:
+        return x * self.scale + self.shift
 
     @each_row
-    def forward(self, moments: Moments) -> Moments:
-        check_moments(moments, self)
-        mean = moments.mean * self.scale + self.shift
+    def _of_moments(self, moments: Moments) -> Moments:
+        mean = self._of_tensor(moments.mean)
         with covariance_grad():
             return Moments(mean, moments.cov.scale(self.scale.expand(1, mean.shape[-1])))
 
     def undone(self, out: Moments | Tensor) -> Moments | Tensor:
-        """What came in, Moments or a tensor (B, t), from what came out."""
+        """The inverse: inputs, Moments or a tensor (B, t), from what this layer gave."""
         mean = (mean_of(out) - self.shift) / self.scale
         if isinstance(out, Tensor):
             return mean
         with covariance_grad():
             return Moments(mean, out.cov.scale((1 / self.scale).expand(1, mean.shape[-1])))
 
-    def plain(self) -> Rescaled:
-        """The same for tensors."""
-        return Rescaled(self)
+    def plain(self) -> Rescale:
+        return self
 
     def drawn(self) -> Drawn:
-        """v scale + shift."""
         return Drawn(scale=self.scale, shift=self.shift)
-
-
-class Rescaled(nn.Module):
-    """The conventional layer of a ``Rescale``: tensors (B, t) -> x * scale + shift."""
-
-    def __init__(self, layer: Rescale) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.layer.scale + self.layer.shift
 
 
 def before_units(net: nn.Module) -> tuple[list[nn.Module], Rescale | None]:
     """The layers of a network without the one that gives outputs their scale, and that one.
 
-    It is the last layer, ``Rescale`` or its conventional version, of an ``nn.Sequential``, or of
-    one that is the last of another. Any other module, a compiled one too, counts as one layer,
-    without units.
+    It is the last layer of an ``nn.Sequential``, or of one that is the last of another. Any other
+    module, a compiled one too, counts as one layer, without units.
     """
     layers = chain_of(net)
     if layers and net._compiled_call_impl is None:
         before, units = before_units(layers.pop())
         return [*layers, *before], units
-    last = net.layer if isinstance(net, Rescaled) else net
-    return ([], last) if isinstance(last, Rescale) else ([net], None)
+    return ([], net) if isinstance(net, Rescale) else ([net], None)
 
 
 def units_of(net: nn.Module) -> Rescale | None:
     """The layer that gives a network's outputs their units, also where the network is compiled."""
     last = _last_layer(net)
-    last = last.layer if isinstance(last, Rescaled) else last
     return last if isinstance(last, Rescale) else None
 
 
@@ -135,9 +128,3 @@ def _last_layer(net: nn.Module) -> nn.Module:
         return _last_layer(net._orig_mod)  # type: ignore[arg-type]
     layers = chain_of(net)
     return _last_layer(layers[-1]) if layers else net
-
-
-def _usable(scale: Tensor, layer: str) -> Tensor:
-    if not bool((torch.isfinite(scale) & (scale >= 0)).all()):
-        raise ValueError(f"{layer} needs finite scales >= 0, got {scale}.")
-    return torch.where(scale == 0, 1.0, scale).to(scale.dtype)

@@ -10,11 +10,9 @@ import importlib.util
 from pathlib import Path
 
 from covary.report.reading import ReportError, Results, read
-from covary.runs import Run, SpikingVerification
+from covary.runs import Run
 
 __all__ = ["ReportError", "Results", "read", "write", "write_verification"]
-
-_NEEDED = {"matplotlib": "matplotlib", "jinja2": "jinja2", "PIL": "pillow", "tomlkit": "tomlkit"}
 
 
 def write(run: Run | Path, *, out: Path | None = None) -> Path:
@@ -34,37 +32,29 @@ def write(run: Run | Path, *, out: Path | None = None) -> Path:
     from covary.report import page  # matplotlib and jinja2 are loaded only when a page is made
 
     results = read(run)
-    target = Path(out) if out is not None else results.directory / "report.html"
-    return page.write(results, target)
+    return page.write(results, Path(out) if out else results.run.path / "report.html")
 
 
 def write_verification(run: Run | Path) -> Path:
     """Write the figures of ``covary verify`` to ``figures/`` in the run, and return that folder.
 
-    Raises:
-        ReportError: if the run was not verified.
-        FileError: if one of its files cannot be read.
-        ImportError: if one of the libraries that draw is missing.
+    Raises as ``write``; a ReportError if the run was not verified.
     """
     _check_libraries()
-    from covary.report import drawing, figures_spikes, figures_verify
+    from covary.report import drawing, figures_verify
 
     run = run if isinstance(run, Run) else Run(run)
-    measured, folder = run.verification or run.spikes, run.path / "figures"
+    measured = run.verification or run.spikes
     if measured is None:
         raise ReportError(f"{run.path} was not verified yet: run `covary verify {run.path}` first.")
-    figures = (
-        figures_spikes.drawings(measured)
-        if isinstance(measured, SpikingVerification)
-        else figures_verify.drawings(measured)
-    )
-    for figure in figures:
-        drawing.save(figure, folder)
-    return folder
+    for figure in figures_verify.drawings(measured):
+        drawing.save(figure, run.path / "figures")
+    return run.path / "figures"
 
 
 def _check_libraries() -> None:
-    missing = [package for name, package in _NEEDED.items() if not importlib.util.find_spec(name)]
+    needed = {"matplotlib": "matplotlib", "jinja2": "jinja2", "PIL": "pillow", "tomlkit": "tomlkit"}
+    missing = [package for name, package in needed.items() if not importlib.util.find_spec(name)]
     if missing:
         raise ImportError(
             f"covary.report needs {', '.join(missing)}: pip install 'covary[report]'."

@@ -8,92 +8,47 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+import tomllib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, wraps
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
+import jinja2
 import matplotlib
+import numpy as np
+from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.text import Annotation
 
 from covary.files import write_atomically
+from covary.report.words import number, percent, short, shown_of
+from covary.runs.predictions import Array
 
 # Told apart by any colour vision, and legible on white; page.css has their twins for dark pages.
-INK, RULE = "#1c2127", "#dfe3e8"
-BLUE, ORANGE, TEAL, PURPLE, AMBER, SLATE = (
-    "#0b6bb8",
-    "#cf4a0c",
-    "#00806a",
-    "#8a4fa3",
-    "#a06a00",
-    "#68727d",
-)
-_VARIABLES = {
-    INK: "currentColor",
-    RULE: "var(--rule)",
-    BLUE: "var(--blue)",
-    ORANGE: "var(--orange)",
-    TEAL: "var(--teal)",
-    PURPLE: "var(--purple)",
-    AMBER: "var(--amber)",
-    SLATE: "var(--slate)",
-    "#ffffff": "var(--page)",
-}
-FOREIGN = (TEAL, PURPLE, AMBER, SLATE)  # colours of foreign sets, in their order
-DASHES = ("-", "--", "-.", ":")
+INK, RULE, BLUE, ORANGE = "#1c2127", "#dfe3e8", "#0b6bb8", "#cf4a0c"
+TEAL, PURPLE, AMBER, SLATE = "#00806a", "#8a4fa3", "#a06a00", "#68727d"
+_VARIABLES = {INK: "currentColor", RULE: "var(--rule)", BLUE: "var(--blue)"}
+_VARIABLES |= {ORANGE: "var(--orange)", TEAL: "var(--teal)", PURPLE: "var(--purple)"}
+_VARIABLES |= {AMBER: "var(--amber)", SLATE: "var(--slate)", "#ffffff": "var(--page)"}
+COLOURS = (BLUE, ORANGE, TEAL, PURPLE, AMBER, SLATE)
+Look = tuple[str, str, str]  # colour, dash and marker
+TEST, WRONG = (BLUE, "-", "o"), (ORANGE, "--", "D")
+# Looks of out-of-distribution sets, in their order.
+OOD = ((TEAL, "-.", "s"), (PURPLE, ":", "^"), (AMBER, "-", "v"), (SLATE, "--", "D"))
 
 WIDTH = 4.9  # inches: 350 points, which a phone shows at full size
-_STYLE: dict[Any, Any] = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": SLATE,
-    "axes.grid": True,
-    "axes.labelcolor": INK,
-    "axes.labelsize": 9.0,
-    "axes.linewidth": 0.7,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "figure.dpi": 100,
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so that files look alike everywhere
-    "font.size": 9.0,
-    "grid.color": RULE,
-    "grid.linewidth": 0.7,
-    "legend.borderaxespad": 0.6,  # else handles lie on an axis, or words at a picture's edge
-    "legend.borderpad": 0.0,
-    "legend.columnspacing": 1.6,
-    "legend.edgecolor": "none",
-    "legend.facecolor": "#ffffff",
-    "legend.fontsize": 8.5,
-    "legend.framealpha": 0.85,
-    "legend.frameon": False,
-    "legend.handlelength": 1.8,
-    "legend.labelcolor": INK,
-    "lines.linewidth": 1.6,
-    "path.simplify": True,
-    "svg.fonttype": "none",
-    "text.color": INK,
-    "text.parse_math": False,  # a class may be called $x
-    "xtick.color": SLATE,
-    "xtick.labelcolor": INK,
-    "xtick.labelsize": 8.5,
-    "ytick.color": SLATE,
-    "ytick.labelcolor": INK,
-    "ytick.labelsize": 8.5,
-}
 
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Settings of matplotlib as above, whatever the user's own are; those come back."""
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # leaves the backend alone
-        matplotlib.rcParams.update(_STYLE)
+    """Settings of matplotlib as in ``house.mplstyle``, whatever the user's own; those come back."""
+    with matplotlib.rc_context(fname=Path(__file__).with_name("house.mplstyle")):
         yield
 
 
@@ -117,23 +72,6 @@ class Drawing:
         return text.getvalue()
 
 
-Arguments = ParamSpec("Arguments")
-
-
-def styled(draw: Callable[Arguments, Drawing]) -> Callable[Arguments, Drawing]:
-    """Run a function that draws in the house style."""
-
-    @wraps(draw)
-    def in_style(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Drawing:
-        with house_style():
-            drawing = draw(*args, **kwargs)
-            lay_out(drawing.figure)
-            _align(drawing.figure)
-        return drawing
-
-    return in_style
-
-
 def lay_out(figure: Figure) -> None:
     """Give the axes all the room that their words leave."""
     # The figure does not keep the layout engine, which would run again for each file. Labels need
@@ -141,55 +79,97 @@ def lay_out(figure: Figure) -> None:
     ConstrainedLayoutEngine(h_pad=0.06, w_pad=0.02, wspace=0.05).execute(figure)
 
 
-def canvas(height: float = 3.3, *, rows: Sequence[float] = (1.0,)) -> tuple[Figure, list[Axes]]:
-    """An empty figure of one column of axes, ``rows`` high in relation to each other."""
+def canvas(height: float = 3.3, *, rows: Sequence[float] = (1.0,)) -> list[Axes]:
+    """A column of axes on an empty figure, ``rows`` high in relation to each other."""
+    ratios = {"height_ratios": list(rows)}
+    grid = _figure(height).subplots(len(rows), squeeze=False, sharex=True, gridspec_kw=ratios)
+    return list(grid[:, 0])
+
+
+def grid_of_panels(
+    rows: int, columns: int, height: float, *, widths: Sequence[float] | None = None
+) -> tuple[Axes, list[list[Axes]]]:
+    """Panels on an empty figure, below axes of no height that title and legend stand on.
+
+    They would push a panel aside if they stood on that.
+    """
+    figure = _figure(height)
+    heights = [0.01, *[1.0] * rows]
+    grid = figure.add_gridspec(rows + 1, columns, height_ratios=heights, width_ratios=widths)
+    top = figure.add_subplot(grid[0, :])
+    top.set_axis_off()
+    places = [[grid[row + 1, column] for column in range(columns)] for row in range(rows)]
+    return top, [[figure.add_subplot(place) for place in row] for row in places]
+
+
+def _figure(height: float) -> Figure:
     figure = Figure(figsize=(WIDTH, height))
     FigureCanvasAgg(figure)
-    axes = figure.subplots(
-        len(rows), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": list(rows)}
-    )
-    return figure, list(axes[:, 0])
+    return figure
 
 
-def head(axes: Axes, title: str, *, columns: int = 2, handles: list[Any] | None = None) -> None:
-    """Put the title above the axes, and the legend between them, where it hides no data."""
-    if handles is None:
-        handles, labels = axes.get_legend_handles_labels()
-    else:
-        labels = [handle.get_label() for handle in handles]
-    rows = -(-len(handles) // columns)
-    axes.annotate(
-        title,
-        (0, 1),
-        xycoords="axes fraction",
-        xytext=(0, 7 + 14 * rows),
-        textcoords="offset points",
-        fontsize=10.5,
-        fontweight="bold",
-        gid="title",
-    )
-    if handles:
-        axes.legend(
-            handles,
-            labels,
-            loc="lower left",
-            bbox_to_anchor=(0, 1.03),
-            borderaxespad=0.0,
-            ncols=columns,
-        )
+def drawn(
+    axes: Axes,
+    name: str,
+    *,
+    suffix: str = "",
+    columns: int = 2,
+    handles: Sequence[Line2D] | None = None,
+    **facts: Any,
+) -> Drawing:
+    """The figure of some axes, its topmost, with the words that ``figures.toml`` has for it.
+
+    Args:
+        axes: title and legend go above them.
+        name: of its words, and with the suffix of the figure.
+        suffix: tells figures of one kind apart.
+        columns: of the legend.
+        handles: of the legend; by default what has a label.
+        facts: of which the words are made.
+    """
+    told = {
+        key: " ".join(_TEMPLATES.from_string(text).render(facts).split())
+        for key, text in _figure_words()[name].items()
+    }
+    axes.set(**{key: text for key, text in told.items() if key in ("xlabel", "ylabel")})
+    head(axes, told["title"], columns=columns, handles=handles)
+    return Drawing(name + suffix, told["alt"], told.get("caption", ""), _figure_of(axes))
 
 
-def _align(figure: Figure) -> None:
-    """Let title and legend begin where the labels of the axes do, in line with the caption."""
-    axes = figure.axes[0]
+@cache
+def _figure_words() -> dict[str, dict[str, str]]:
+    return tomllib.loads(Path(__file__).with_name("figures.toml").read_text(encoding="utf-8"))
+
+
+_TEMPLATES = jinja2.Environment(undefined=jinja2.StrictUndefined)
+_TEMPLATES.filters |= {"number": number, "percent": percent, "short": short}
+_TEMPLATES.globals["shown_of"] = shown_of
+
+
+def head(
+    axes: Axes, title: str, *, columns: int = 2, handles: Sequence[Line2D] | None = None
+) -> None:
+    """Put the title above the axes, and the legend between them; then lay out the figure."""
+    shown: Sequence[Any] = axes.get_legend_handles_labels()[0] if handles is None else handles
+    place = (0.0, 7.0 + 14 * -(-len(shown) // columns))
+    look: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
+    text = axes.annotate(title, (0, 1), place, fontsize=10.5, fontweight="bold", **look)
+    legend = axes.legend(handles=shown, ncols=columns, loc="lower left", borderaxespad=0.0)
+    legend.set_bbox_to_anchor((0, 1.03), transform=axes.transAxes)
+    legend.set_visible(bool(shown))
+    figure = _figure_of(axes)
+    lay_out(figure)
+    # Both begin where the labels of the axes do, in line with the caption.
     boxes = [box for each in figure.axes if (box := each.get_tightbbox()) is not None]
     start = axes.transAxes.inverted().transform((min(box.x0 for box in boxes), 0.0))[0]
-    for title in axes.texts:
-        if isinstance(title, Annotation) and title.get_gid() == "title":
-            title.xy = (start, 1)
-    legend = axes.get_legend()
-    if legend is not None:
-        legend.set_bbox_to_anchor((start, 1.03), transform=axes.transAxes)
+    text.xy = (start, 1)
+    legend.set_bbox_to_anchor((start, 1.03), transform=axes.transAxes)
+
+
+def _figure_of(axes: Axes) -> Figure:
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    return figure
 
 
 def legend_inside(axes: Axes, **options: Any) -> None:
@@ -199,28 +179,80 @@ def legend_inside(axes: Axes, **options: Any) -> None:
 
 def swatch(label: str, colour: str, dash: str = "-", marker: str = "") -> Line2D:
     """An entry of a legend."""
-    entry = Line2D([], [], color=colour, marker=marker, markersize=5, label=label)
-    entry.set_linestyle(dash)  # type: ignore[arg-type]  # matplotlib names each style it knows
-    return entry
+    style: Any = dash
+    return Line2D([], [], color=colour, marker=marker, markersize=5, label=label, linestyle=style)
+
+
+def name_panel(axes: Axes, text: str) -> None:
+    """What one of several panels shows."""
+    axes.set_title(text, loc="left", fontsize=8.5, pad=4)
+
+
+def few_ticks(axes: Axes, which: str = "xy") -> None:
+    """About three ticks on these axes, as small panels have room for."""
+    for name in which:
+        getattr(axes, f"{name}axis").set_major_locator(ticker.MaxNLocator(3))
+
+
+def percentages(axes: Axes, which: str = "xy") -> None:
+    """Shares as percentages on these axes."""
+    for name in which:
+        getattr(axes, f"{name}axis").set_major_formatter(ticker.PercentFormatter(1.0))
+
+
+def identity(axes: Axes, *values: Array) -> None:
+    """A dotted line on which both axes agree, as far as these values go."""
+    if any(each.size for each in values):
+        pooled = np.concatenate([each.ravel() for each in values])
+        ends = [pooled.min(), pooled.max()]
+        axes.plot(ends, ends, ":", color=SLATE, lw=1.2, zorder=0)
+
+
+def points(axes: Axes, x: Any, y: Any, error: Any, colour: str = BLUE, **look: Any) -> None:
+    """Marks with bars, of many numbers unless ``fmt`` has a line."""
+    usual: dict[str, Any] = {"fmt": "o", "elinewidth": 0.7}
+    if look.get("fmt", "o") == "o":
+        usual |= {"mew": 0, "alpha": 0.7, "ecolor": SLATE}
+    axes.errorbar(x, y, error, color=colour, **usual | look)
+
+
+def against(axes: Axes, name: str, x: Array, y: Array, error: Array, **look: Any) -> None:
+    """A small panel of this name on which x and y should agree."""
+    points(axes, x, y, error, **look)
+    identity(axes, x, y)
+    few_ticks(axes)
+    name_panel(axes, name)
+
+
+def line(axes: Axes, x: Any, y: Any, style: str, colour: str, **look: Any) -> None:
+    """A line, or marks, of one colour."""
+    axes.plot(x, y, style, color=colour, **look)
+
+
+def log_axis(axes: Axes, which: str = "x", subs: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
+    """A logarithmic axis with plain numbers: the house style parses no mathematics."""
+    axes.set(**{f"{which}scale": "log"})
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=8))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_formatter(ticker.NullFormatter())
+
+
+def some(count: int, most: int) -> Array:
+    """(k,) which of so many to show, as more would hide each other: always the same ones."""
+    return np.random.default_rng(0).permutation(count)[:most]
 
 
 def save(drawing: Drawing, folder: Path, *, svg: bool = True) -> None:
     """Write ``<name>.png`` and, if wanted, ``<name>.svg`` on white."""
+    picture, box = io.BytesIO(), drawing.figure.bbox_inches.padded(0.12)
     with house_style():
-        picture = io.BytesIO()
-        drawing.figure.savefig(
-            picture,
-            format="png",
-            dpi=160,
-            facecolor="white",
-            bbox_inches=drawing.figure.bbox_inches.padded(0.12),
-        )
+        drawing.figure.savefig(picture, format="png", dpi=160, facecolor="white", bbox_inches=box)
     write_atomically(folder / f"{drawing.name}.png", picture.getvalue())
-    if not svg:
-        return
-    head, body = _split(drawing.svg)
-    white = '<rect width="100%" height="100%" fill="#ffffff"/>'
-    write_atomically(folder / f"{drawing.name}.svg", f"{head}{white}{body}".encode())
+    if svg:
+        head, body = _split(drawing.svg)
+        white = '<rect width="100%" height="100%" fill="#ffffff"/>'
+        write_atomically(folder / f"{drawing.name}.svg", f"{head}{white}{body}".encode())
 
 
 def inline_svg(drawing: Drawing) -> str:

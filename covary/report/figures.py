@@ -1,45 +1,45 @@
-"""Figures that both tasks have, and those of a classification: Results -> Drawing."""
+"""Figures of a run's training and evaluation: Results -> Drawing. figures.toml has their words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
-from covary.report.curves import Curve
-from covary.report.drawing import (
-    BLUE,
-    DASHES,
-    FOREIGN,
-    ORANGE,
-    PURPLE,
-    SLATE,
-    TEAL,
-    Drawing,
-    canvas,
-    head,
-    styled,
-    swatch,
-)
+from covary.report import drawing as draw
 from covary.report.reading import Part, Results
+from covary.report.refusing import Curve
 from covary.report.words import number, percent, short
 from covary.runs.predictions import Array
 from covary.uncertainty import metrics
 
-# Entropy, max-softmax and the fitted score, wherever they are drawn together.
-_SCORE_LINES = ((BLUE, "-"), (PURPLE, "--"), (TEAL, "-."))
+LEVELS = (0.5, 0.9, 0.95)
+_HISTORIES = ("loss", "accuracy", "mae", "entropy")
+# columns of the history -> label, colour and dash
+_COLUMNS = {
+    "{}": ("training", draw.SLATE, "--"),
+    "validation_{}": ("validation", draw.BLUE, "-"),
+    "{}_right": ("right (validation)", draw.BLUE, "-"),
+    "{}_wrong": ("wrong (validation)", draw.ORANGE, "--"),
+}
+# The scores that have a line of their own where all are drawn together.
+_LINES = {
+    "calibrated": (draw.BLUE, "-"),
+    "stddev": (draw.BLUE, "-"),
+    "entropy": (draw.ORANGE, "--"),
+    "max_softmax": (draw.PURPLE, "--"),
+    "fitted": (draw.TEAL, "-."),
+}
 
 
-@dataclass(frozen=True, eq=False)
-class Group:
+class Group(NamedTuple):
     """Samples of a part that are shown in one colour."""
 
     label: str
-    colour: str
-    dash: str
+    look: draw.Look
     part: Part
     chosen: Array  # (n,) bool
 
@@ -50,375 +50,251 @@ class Group:
 
 
 def groups(results: Results) -> list[Group]:
-    """Right, wrong and each foreign set; of a regression, the test set and each foreign set."""
+    """Right and wrong test inputs (all of them, of a regression), and each OOD set."""
     test = results.test
-    found = []
+    found = [Group("test", draw.TEST, test, np.ones(len(test), dtype=bool))]
     if results.is_classification:
-        found.append(Group("right", BLUE, "-", test, test.right))
-        found.append(Group("wrong", ORANGE, "--", test, ~test.right))
-    else:
-        found.append(Group("test", BLUE, "-", test, np.ones(len(test), dtype=bool)))
-    for i, part in enumerate(results.foreign):
-        colour, dash = FOREIGN[i % len(FOREIGN)], DASHES[(i + 2) % len(DASHES)]
-        found.append(Group(short(part.name), colour, dash, part, np.ones(len(part), dtype=bool)))
+        found = [Group("right", draw.TEST, test, test.right)]
+        found += [Group("wrong", draw.WRONG, test, ~test.right)]
+    for i, part in enumerate(results.ood):
+        look = draw.OOD[i % len(draw.OOD)]
+        found.append(Group(short(part.name), look, part, np.ones(len(part), dtype=bool)))
     return [group for group in found if group.chosen.any()]
 
 
-@dataclass(frozen=True)
-class Line:
-    """One column of the history, and how it is drawn."""
-
-    key: str
-    label: str
-    colour: str
-    dash: str
-
-
-def histories(results: Results) -> list[Drawing]:
+def histories(results: Results) -> list[draw.Drawing]:
     """Loss, accuracy or error, and entropy through training, as far as they were recorded."""
-    score = "accuracy" if results.is_classification else "mae"
-    title, label = ("Accuracy", "accuracy")
-    if not results.is_classification:
-        title, label = ("Mean absolute error", "error (units of the target)")
-    entropies = [
-        Line("entropy_right", "right (validation)", BLUE, "-"),
-        Line("entropy_wrong", "wrong (validation)", ORANGE, "--"),
-    ]
-    wanted = [
-        ("loss", "Loss", "loss", _training_and_validation("loss")),
-        (score, title, label, _training_and_validation(score)),
-        ("entropy", "Entropy through training", "mean entropy (nats)", entropies),
-    ]
+    recorded = {key for row in results.run.history for key in row if row[key] is not None}
     return [
-        history(results, name=f"training-{name}", title=title, label=label, lines=lines)
-        for name, title, label, lines in wanted
-        if any(row.get(line.key) is not None for row in results.history for line in lines)
+        _history(results, name)
+        for name in _HISTORIES
+        if any(column.format(name) in recorded for column in _COLUMNS)
     ]
 
 
-def _training_and_validation(key: str) -> list[Line]:
-    return [
-        Line(key, "training", SLATE, "--"),
-        Line(f"validation_{key}", "validation", BLUE, "-"),
-    ]
-
-
-@styled
-def history(
-    results: Results, *, name: str, title: str, label: str, lines: Sequence[Line]
-) -> Drawing:
-    """Quantities of each epoch."""
-    figure, (axes,) = canvas()
+@draw.house_style()
+def _history(results: Results, name: str) -> draw.Drawing:
+    (axes,) = draw.canvas()
     ends = []
-    for line in lines:
-        rows = [row for row in results.history if row.get(line.key) is not None]
+    for column, (label, colour, dash) in _COLUMNS.items():
+        key = column.format(name)
+        rows = [row for row in results.run.history if row.get(key) is not None]
         if rows:
-            epochs = [int(row["epoch"] or 0) for row in rows]
-            values = [float(row[line.key] or 0.0) for row in rows]
+            epochs, values = ([float(row[what] or 0) for row in rows] for what in ("epoch", key))
             marker = "o" if len(rows) < 12 else ""
-            (drawn,) = axes.plot(epochs, values, line.dash, color=line.colour, label=line.label)
-            drawn.set(marker=marker, markersize=4)
-            ends.append(f"{line.label} {number(values[0])} to {number(values[-1])}")
-    first, last = (int(results.history[i]["epoch"] or 0) for i in (0, -1))
-    axes.set_xlabel("epoch")
-    axes.set_ylabel(label)
+            axes.plot(epochs, values, dash, color=colour, label=label, marker=marker, ms=4)
+            ends.append(f"{label} {number(values[0])} to {number(values[-1])}")
+    first, last = (int(results.run.history[i]["epoch"] or 0) for i in (0, -1))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if last - first < 3:  # where the locator would put fractions of an epoch
-        axes.set_xticks(range(first, last + 1))
-        axes.set_xlim(first - 0.5, last + 0.5)
-    if label == "accuracy":
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    head(axes, title)
-    alt = f"{title}, epochs {first} to {last}: {'; '.join(ends)}."
-    return Drawing(name, alt, "", figure)
+        axes.set(xticks=range(first, last + 1), xlim=(first - 0.5, last + 0.5))
+    if name == "accuracy":
+        draw.percentages(axes, "y")
+    return draw.drawn(axes, f"training-{name}", first=first, last=last, ends=ends)
 
 
-@styled
-def entropy_histogram(results: Results) -> Drawing:
+@draw.house_style()
+def entropy_histogram(results: Results) -> draw.Drawing:
     """Densities of the output entropy of each group."""
-    figure, (axes,) = canvas()
+    (axes,) = draw.canvas()
     shown = groups(results)
     values = [group.of(group.part.entropy) for group in shown]
-    said = _densities(axes, shown, values)
-    axes.set_xlabel("entropy of the output covariance (nats)")
-    head(axes, "Entropy", columns=3)
-    alt = f"Histogram of the output entropy. Means: {'; '.join(said)}."
+    means = _densities(axes, shown, values)
     lost = sum(int(group.chosen.sum()) for group in shown) - sum(map(len, values))
-    caption = ""
-    if len(shown) > 1:
-        caption = "Each histogram has area 1, so that groups of different size can be compared."
-    if lost:
-        caption += f" {number(lost)} inputs without a finite entropy are left out."
-    return Drawing("entropy", alt, caption, figure)
+    return draw.drawn(axes, "entropy", columns=3, means=means, lost=lost)
 
 
-@styled
-def softmax_histogram(results: Results) -> Drawing:
-    """Densities of one minus max-softmax of each group, on a logarithmic axis."""
-    figure, (axes,) = canvas()
-    shown = groups(results)
-    # Below this the difference to 1 says nothing about the network.
-    values = [np.log10(np.maximum(group.of(group.part.doubt), 1e-12)) for group in shown]
-    _densities(axes, shown, values)
-    axes.set_xlabel("1 \N{MINUS SIGN} max-softmax (logarithmic)")
-    exponents = _decades(*axes.get_xlim())
-    axes.set_xticks(exponents, [_power(exponent) for exponent in exponents])
-    head(axes, "Max-softmax", columns=3)
-    said = [
-        f"{group.label} {number(float(np.median(group.of(group.part.confidence))))}"
-        for group in shown
-    ]
-    alt = f"Histogram of one minus the largest probability. Median max-softmax: {'; '.join(said)}."
-    caption = "The same inputs by the probability of the predicted class: certain ones are left."
-    return Drawing("max-softmax", alt, caption, figure)
+@draw.house_style()
+def probability_histogram(results: Results) -> draw.Drawing:
+    """Densities of one minus the probability of the predicted class, on a logarithmic axis."""
+    (axes,) = draw.canvas()
+    shown, calibrated = groups(results), results.is_calibrated
+    # Below 1e-12 the difference to 1 says nothing about the network.
+    kinds = [[np.maximum(group.of(group.part.doubt), 1e-12) for group in shown]]
+    if calibrated:
+        after = [np.maximum(group.of(group.part.calibrated.doubt), 1e-12) for group in shown]
+        kinds.insert(0, after)
+    means = _densities(axes, shown, *kinds, log=True)
+    return draw.drawn(axes, "max-softmax", columns=3, means=means, calibrated=calibrated)
 
 
-@styled
-def stddev_histogram(results: Results, column: int) -> Drawing:
+@draw.house_style()
+def stddev_histogram(results: Results, column: int) -> draw.Drawing:
     """Densities of a target's predicted standard deviation, of a regression."""
-    figure, (axes,) = canvas()
+    (axes,) = draw.canvas()
     shown = groups(results)
-    said = _densities(axes, shown, [group.of(group.part.stddev[:, column]) for group in shown])
-    name = short(results.target_name(column))
-    axes.set_xlabel(f"predicted standard deviation of {name}")
-    several = results.test.mean.shape[1] > 1
-    title = "Standard deviation" + (f": {name}" if several else "")
-    head(axes, title, columns=3)
-    alt = f"Histogram of the predicted standard deviation. Means: {'; '.join(said)}."
-    return Drawing(f"stddev{f'-{column + 1}' if several else ''}", alt, "", figure)
+    kinds = [[group.of(group.part.stddev[:, column]) for group in shown]]
+    if results.is_calibrated:
+        kinds.insert(0, [group.of(group.part.calibrated.stddev[:, column]) for group in shown])
+    means = _densities(axes, shown, *kinds)
+    return _of_target(axes, "stddev", results, column, columns=3, means=means)
 
 
-def _decades(low: float, high: float) -> list[float]:
-    """Exponents of round numbers between two, about six of them."""
-    whole = range(int(np.ceil(low)), int(np.floor(high)) + 1)
-    if len(whole) >= 3:
-        return [float(power) for power in whole[:: -(-len(whole) // 6)]]
-    digits = np.log10([1, 2, 5])
-    finer = [power + digit for power in range(int(np.floor(low)), 1) for digit in digits]
-    return [float(exponent) for exponent in finer if low <= exponent <= high]
+def _of_target(
+    axes: Axes, name: str, results: Results, column: int, columns: int = 2, **facts: Any
+) -> draw.Drawing:
+    """A figure of one target, which its name and title tell where there are several."""
+    target, several = short(results.target_name(column)), results.targets > 1
+    facts |= {"target": target, "named": f": {target}" if several else "", "results": results}
+    suffix = f"-{column + 1}" if several else ""
+    return draw.drawn(axes, name, suffix=suffix, columns=columns, **facts)
 
 
-def _power(exponent: float) -> str:
-    if exponent > -4:
-        return f"{10.0**exponent:.4g}"
-    return f"1e{exponent:.0f}".replace("-", "\N{MINUS SIGN}")
-
-
-def _densities(axes: Axes, shown: list[Group], values: list[Array]) -> list[str]:
-    pooled = np.concatenate(values)
-    edges = np.histogram_bin_edges(pooled, bins=int(np.clip(2 * np.sqrt(len(pooled)), 12, 48)))
-    said = []
-    for group, own in zip(shown, values, strict=True):
-        if not len(own):
-            continue
-        heights, _ = np.histogram(own, edges, density=True)
-        axes.stairs(heights, edges, fill=True, color=group.colour, alpha=0.16, lw=0)
-        axes.stairs(heights, edges, color=group.colour, ls=group.dash, lw=1.5)
-        said.append(f"{group.label} {number(float(own.mean()))} ({number(len(own))} inputs)")
-    axes.set_ylabel("density")
+def _densities(
+    axes: Axes, shown: Sequence[Group], *kinds: Sequence[Array], log: bool = False
+) -> list[str]:
+    """A histogram of each group's values, dotted those before calibration; gives the means."""
+    pooled = np.concatenate([values for kind in kinds for values in kind])
+    bins = int(np.clip(2 * np.sqrt(len(pooled) / len(kinds)), 12, 48))
+    edges = np.histogram_bin_edges(np.log10(pooled) if log else pooled, bins=bins)
+    places = 10**edges if log else edges
+    if log:
+        draw.log_axis(axes, subs=(1.0,) if edges[-1] - edges[0] > 3 else (1.0, 2.0, 5.0))
+    means = []
+    for group, own, *before in zip(shown, *kinds, strict=True):
+        colour, dash, _ = group.look
+        axes.plot([], [], dash, color=colour, label=f"{group.label} ({number(len(own))})")
+        for values, line, width in zip([own, *before], (dash, ":"), (1.5, 1.0), strict=False):
+            counts, _ = np.histogram(np.log10(values) if log else values, edges)
+            heights = counts / max(1, len(values)) / np.diff(edges)
+            axes.stairs(heights, places, color=colour, ls=line, lw=width)
+            if values is own and len(own):
+                axes.stairs(heights, places, fill=True, color=colour, alpha=0.16, lw=0)
+                means.append(f"{group.label} {number(float(own.mean()))}")
     axes.set_ylim(bottom=0)
-    handles = [
-        swatch(f"{group.label} ({number(len(own))})", group.colour, group.dash)
-        for group, own in zip(shown, values, strict=True)
-    ]
-    for handle in handles:
-        axes.add_line(handle)  # the legend is made of what the axes hold
-    return said
+    return means
 
 
-@styled
-def entropy_by_layer(results: Results) -> Drawing:
+@draw.house_style()
+def entropy_by_layer(results: Results) -> draw.Drawing:
     """Quantiles of each layer's entropy, in units in which layers can be compared."""
     shown = groups(results)
-    count = len(results.layers)
-    step = 0.8 / len(shown)
-    figure, (axes,) = canvas(1.4 + count * max(0.42, 0.2 * len(shown)))
-    medians = []
-    for layer in range(count):
-        reference = shown[0].of(shown[0].part.layer_entropy[:, layer])
-        if not len(reference):
-            continue
-        scale = reference.std() or 1.0
-        for i, group in enumerate(shown):
-            values = (group.of(group.part.layer_entropy[:, layer]) - reference.mean()) / scale
-            if not len(values):
-                continue
-            low, lower, middle, upper, high = np.percentile(values, [5, 25, 50, 75, 95])
-            y = layer - 0.4 + (i + 0.5) * step
-            axes.hlines(y, low, high, color=group.colour, lw=1.1)
-            axes.hlines(y, lower, upper, color=group.colour, lw=5.5, alpha=0.45)
-            axes.plot(middle, y, "oDs^v"[i % 5], color=group.colour, ms=4.2)
-            if layer == count - 1 and i:
-                medians.append(f"{group.label} {number(float(middle))}")
-    axes.set_yticks(range(count), results.layers)
-    axes.set_ylim(count - 0.5, -0.5)
-    axes.grid(False, axis="y")
-    axes.set_xlabel(
-        f"standard deviations from the mean of \N{LEFT SINGLE QUOTATION MARK}"
-        f"{shown[0].label}\N{RIGHT SINGLE QUOTATION MARK}"
-    )
-    handles = [
-        swatch(group.label, group.colour, "-", "oDs^v"[i % 5]) for i, group in enumerate(shown)
-    ]
-    head(axes, "Entropy by layer", columns=3, handles=handles)
-    taken = [len(group.of(group.part.layer_entropy[:, -1])) for group in shown]
-    counted = ", ".join(
-        f"{number(own)} {group.label}" for own, group in zip(taken, shown, strict=True)
-    )
-    alt = (
-        f"Entropy of {count} layers for {', '.join(group.label for group in shown)}. At the output "
-        f"the medians are, in standard deviations of {shown[0].label}: "
-        f"{'; '.join(medians) or number(0.0)}."
-    )
-    caption = (
-        f"Median (mark), middle half (bar) and middle 90% (line) of {counted} inputs. Entropies of "
-        "layers of different width cannot be compared, so each is measured in standard deviations "
-        f"of its own {shown[0].label} inputs."
-    )
-    return Drawing("entropy-by-layer", alt, caption, figure)
+    axes = _layers(results, len(shown))
+    medians = {}
+    for layer in range(len(results.evaluation.layers)):
+        own = [group.of(group.part.layer_entropy[:, layer]) for group in shown]
+        for i, (group, values) in enumerate(zip(shown, own, strict=True)):
+            if len(values) and len(own[0]):
+                scaled = (values - own[0].mean()) / (own[0].std() or 1.0)
+                low, lower, median, upper, high = np.percentile(scaled, [5, 25, 50, 75, 95])
+                y, (colour, _, marker) = layer - 0.4 + 0.8 * (i + 0.5) / len(shown), group.look
+                axes.hlines(y, low, high, color=colour, lw=1.1)
+                axes.hlines(y, lower, upper, color=colour, lw=5.5, alpha=0.45)
+                axes.plot(median, y, marker, color=colour, ms=4.2)
+                medians[group.label] = float(median)
+    axes.grid(visible=False, axis="y")
+    handles = [draw.swatch(group.label, group.look[0], "-", group.look[2]) for group in shown]
+    facts: dict[str, Any] = {"shown": shown, "own": own, "results": results, "medians": medians}
+    return draw.drawn(axes, "entropy-by-layer", columns=3, handles=handles, **facts)
 
 
-@styled
-def separability_by_layer(results: Results) -> Drawing:
-    """How far apart wrong and right, and foreign and right, are in each layer."""
-    count = len(results.layers)
-    figure, (axes,) = canvas(1.4 + count * max(0.42, 0.2 * len(groups(results))))
-    said = []
-    colours = {"test": (ORANGE, "--", "D")} | {
-        part.name: (FOREIGN[i % len(FOREIGN)], DASHES[(i + 2) % len(DASHES)], "s^v"[i % 3])
-        for i, part in enumerate(results.foreign)
-    }
+def _layers(results: Results, groups: int) -> Axes:
+    """Axes with a row for each layer, high enough for so many groups."""
+    layers = results.evaluation.layers
+    (axes,) = draw.canvas(1.4 + len(layers) * max(0.42, 0.2 * groups))
+    axes.set_yticks(range(len(layers)), layers)
+    axes.set_ylim(len(layers) - 0.5, -0.5)
+    return axes
+
+
+@draw.house_style()
+def separability_by_layer(results: Results) -> draw.Drawing:
+    """How far apart wrong and right, and OOD and right, are in each layer."""
+    axes = _layers(results, len(groups(results)))
+    looks = {"test": draw.WRONG}
+    looks |= {part.name: draw.OOD[i % len(draw.OOD)] for i, part in enumerate(results.ood)}
     reference = "right" if results.is_classification else "test"
-    axes.axvline(0, color=SLATE, lw=0.9)
-    for name, values in results.separability.items():
-        known = [(value, row) for row, value in enumerate(values) if value is not None]
-        if name not in colours or not known:
-            continue
-        colour, dash, marker = colours[name]
-        label = f"{'wrong' if name == 'test' else short(name)} against {reference}"
-        axes.plot(*zip(*known, strict=True), dash, color=colour, marker=marker, ms=5, label=label)
-        said.append(f"{label} {', '.join(number(float(value)) for value, _ in known)}")
-    axes.set_yticks(range(count), results.layers)
-    axes.set_ylim(count - 0.5, -0.5)
-    axes.set_xlabel("separability (0: no difference)")
-    head(axes, "Separability by layer", columns=2)
-    alt = f"Separability of entropies, from the first layer to the output: {'; '.join(said)}."
-    caption = (
-        "Difference of the mean entropies over the root of the summed variances. Where "
-        "uncertainty builds up through the network, it grows with depth."
-    )
-    return Drawing("separability-by-layer", alt, caption, figure)
-
-
-@styled
-def risk_coverage(results: Results, curves: list[Curve]) -> Drawing:
-    """Error rate of the answered inputs against how many are answered, for each score."""
-    figure, (axes,) = canvas(3.6)
+    axes.axvline(0, color=draw.SLATE, lw=0.9)
     said = []
-    wrong = float(curves[0].risk[-1])
-    for curve, (colour, dash) in zip(curves, _SCORE_LINES, strict=False):
-        axes.plot(curve.coverage, curve.risk, dash, color=colour, label=curve.label.lower())
-        most = int(np.searchsorted(curve.coverage, 0.8))
-        said.append(
-            f"{percent(curve.risk[most], decimals=2)} by {curve.label.lower()} when "
-            f"{percent(curve.coverage[most])} are answered"
-        )
-    best = np.maximum(0.0, 1 - (1 - wrong) / np.linspace(0.01, 1, 200))
-    axes.plot(np.linspace(0.01, 1, 200), best, ":", color=SLATE, label="best possible")
-    axes.axhline(wrong, color=SLATE, lw=1.0, ls="-.", label="refusing at random")
-    axes.set_xlabel("inputs answered, the most certain first")
-    axes.set_ylabel("wrong among the answered")
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_xlim(0, 1)
+    for name, values in results.evaluation.separability.items():
+        known = [(value, row) for row, value in enumerate(values) if value is not None]
+        if name in looks and known:
+            colour, dash, marker = looks[name]
+            label = f"{'wrong' if name == 'test' else short(name)} against {reference}"
+            x, y = zip(*known, strict=True)
+            axes.plot(x, y, dash, color=colour, marker=marker, ms=5, label=label)
+            said.append(f"{label} {number(x)}")
+    return draw.drawn(axes, "separability-by-layer", said=said)
+
+
+@draw.house_style()
+def risk_coverage(results: Results, curves: Sequence[Curve]) -> draw.Drawing:
+    """Errors of the answered inputs against how many are answered, for each score of a target."""
+    (axes,) = draw.canvas(3.6)
+    classify = results.is_classification
+    said, others = [], "other scores"
+    for curve in curves:
+        if curve.score in _LINES:
+            colour, dash = _LINES[curve.score]
+            axes.plot(curve.coverage, curve.risk, dash, color=colour, label=curve.label, zorder=3)
+            most = int(np.searchsorted(curve.coverage, 0.8))
+            said.append(f"{number(float(curve.risk[most]))} by {curve.label}")
+        else:
+            axes.plot(curve.coverage, curve.risk, color=draw.SLATE, lw=0.6, alpha=0.6, label=others)
+            others = "_"  # one entry of the legend is enough
+    total = float(curves[0].risk[-1])
+    if classify:
+        share = np.linspace(0.01, 1, 200)
+        best = np.maximum(0.0, 1 - (1 - total) / share)
+        axes.plot(share, best, ":", color=draw.SLATE, label="best possible")
+    axes.axhline(total, color=draw.SLATE, lw=1.0, ls="-.", label="refusing at random")
+    draw.percentages(axes, "xy" if classify else "x")
     # The first few inputs make a rate of 0 or 100%; they must not set the scale.
     settled = [curve.risk[curve.coverage > 0.05].max(initial=0.0) for curve in curves]
-    axes.set_ylim(0, 1.15 * max(wrong, *settled) or 0.05)
-    head(axes, "Mistakes among the answered inputs")
-    alt = f"Error rate {percent(wrong, decimals=2)} when all are answered; {'; '.join(said)}."
-    return Drawing("risk-coverage", alt, "", figure)
+    axes.set(xlim=(0, 1), ylim=(0, 1.15 * max(total, *settled) or 0.05))
+    target = curves[0].target
+    return _of_target(axes, "risk-coverage", results, target, total=total, said=said)
 
 
-@styled
-def reliability(results: Results) -> Drawing:
-    """Accuracy against max-softmax in bins, with the number of inputs of each."""
-    test = results.test
-    edges, confidence, accuracy, count = metrics.calibration_bins(test.confidence, test.right)
+@draw.house_style()
+def reliability(results: Results) -> draw.Drawing:
+    """Accuracy against the predicted probability in bins, with the number of inputs of each."""
+    raw, shown = results.test, results.test.calibrated
+    axes, below = draw.canvas(4.3, rows=(3, 1))
+    edges, confidence, accuracy, count = metrics.calibration_bins(shown.confidence, shown.right)
     used = count > 0
     low, high = _wilson(accuracy[used], count[used])
-    figure, (axes, below) = canvas(4.3, rows=(3, 1))
-    axes.plot([0, 1], [0, 1], ":", color=SLATE, label="perfect calibration")
-    axes.errorbar(
-        confidence[used],
-        accuracy[used],
-        yerr=(accuracy[used] - low, high - accuracy[used]),
-        fmt="o-",
-        ms=4.5,
-        lw=1.4,
-        elinewidth=0.9,
-        color=BLUE,
-        label="accuracy (95% interval)",
-    )
-    axes.set_ylabel("accuracy")
+    axes.plot([0, 1], [0, 1], ":", color=draw.SLATE, label="perfect calibration")
+    errors = results.with_and_without("ece")
+    ece, before = ("undefined" if error is None else f"{error:.3f}" for error in errors)
+    if results.is_calibrated:
+        _, x, y, own = metrics.calibration_bins(raw.confidence, raw.right)
+        label = f"before calibration (ECE {before})"
+        axes.plot(x[own > 0], y[own > 0], "D--", color=draw.SLATE, lw=1.0, ms=3, label=label)
+    bars, label = (accuracy[used] - low, high - accuracy[used]), "accuracy (95% interval)"
+    draw.points(axes, confidence[used], accuracy[used], bars, fmt="o-", ms=4.5, label=label)
+    what = "calibrated probability" if results.is_calibrated else "max-softmax"
+    below.stairs(count, edges, fill=True, color=draw.BLUE, alpha=0.35)
+    draw.log_axis(below, "y", subs=(1.0,))
+    below.set(ylim=(0.7, 2.0 * count.max()), xlim=(0, 1.01), ylabel="inputs")
+    below.set_xlabel(f"{what} of the predicted class")
     axes.set_ylim(0, 1.02)
-    below.stairs(count, edges, fill=True, color=BLUE, alpha=0.35)
-    below.set_yscale("log")
-    below.set_ylim(0.7, 2.0 * count.max())
-    below.set_yticks([10.0**power for power in range(len(str(count.max())))])
-    below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    below.yaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
-    below.set_ylabel("inputs")
-    below.set_xlabel("max-softmax (probability of the predicted class)")
-    below.set_xlim(0, 1.01)
-    for each in (axes, below):
-        each.xaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    ece = results.metrics.get("test", {}).get("ece")
-    rounded = "undefined" if ece is None else f"{ece:.3f}"
-    head(axes, f"Calibration of max-softmax (ECE {rounded})")
-    gap = float((confidence[used] * count[used]).sum() - (accuracy[used] * count[used]).sum())
-    leaning = "over" if gap > 0 else "under"
-    alt = (
-        f"Reliability diagram, expected calibration error {rounded}. Mean max-softmax "
-        f"{percent(float(test.confidence.mean()))}, accuracy {percent(float(test.right.mean()))}: "
-        f"{leaning}confident on average. {number(int(count[-1]))} of {number(len(test))} inputs "
-        "are in the most confident bin."
-    )
-    caption = (
-        "Points below the line are overconfident. Lower panel: how many inputs each point stands "
-        "for, on a logarithmic scale."
-    )
-    return Drawing("reliability", alt, caption, figure)
+    draw.percentages(axes)
+    draw.percentages(below, "x")
+    facts: dict[str, Any] = {"shown": shown, "what": what, "count": count, "ece": ece}
+    return draw.drawn(axes, "reliability", results=results, **facts)
 
 
-@styled
-def accuracy_by_tenth(results: Results) -> Drawing:
+@draw.house_style()
+def accuracy_by_tenth(results: Results) -> draw.Drawing:
     """Accuracy of ten groups of equal size, from the most certain to the least, for each score."""
     test = results.test
-    tenths = min(10, len(test))
-    figure, (axes,) = canvas(4.3)
+    tenths = range(1, min(10, len(test)) + 1)
+    (axes,) = draw.canvas(4.3)
+    rows = [("entropy", test.entropy, draw.ORANGE, "o-")]
+    rows += [("max-softmax", test.doubt, draw.PURPLE, "D--")]
+    if results.is_calibrated:
+        rows.insert(0, ("calibrated probability", test.calibrated.doubt, draw.BLUE, "s-"))
     said = []
-    for label, score, colour, style in (
-        ("entropy", test.entropy, BLUE, "o-"),
-        ("max-softmax", test.doubt, PURPLE, "D--"),
-    ):
-        split = np.array_split(np.argsort(score, kind="stable"), tenths)
+    for label, score, colour, style in rows:
+        split = np.array_split(np.argsort(score, kind="stable"), len(tenths))
         shares = [float(test.right[own].mean()) for own in split]
-        axes.plot(range(1, tenths + 1), shares, style, ms=5, color=colour, label=f"by {label}")
+        axes.plot(tenths, shares, style, ms=5, color=colour, label=f"by {label}")
         said.append(f"by {label} from {percent(shares[0])} to {percent(shares[-1])}")
-    axes.axhline(test.right.mean(), color=SLATE, lw=1.0, ls="-.", label="all test inputs")
-    axes.set_xticks(range(1, tenths + 1))
-    axes.set_xlabel("tenth of the inputs, from most to least certain")
-    axes.set_ylabel("accuracy")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_ylim(top=1.0 + 0.02 * (1.0 - axes.get_ylim()[0]))
-    head(axes, "Accuracy by certainty", columns=3)
-    alt = f"Accuracy of tenths of the test inputs, most to least certain: {'; '.join(said)}."
-    caption = (
-        "Inputs sorted by each score and cut into ten groups of equal size. A score that knows "
-        "the mistakes falls late and steeply; a useless one is flat."
-    )
-    return Drawing("accuracy-by-certainty", alt, caption, figure)
+    axes.axhline(test.right.mean(), color=draw.SLATE, lw=1.0, ls="-.", label="all test inputs")
+    axes.set(xticks=tenths, ylim=(None, 1.0 + 0.02 * (1.0 - axes.get_ylim()[0])))
+    draw.percentages(axes, "y")
+    return draw.drawn(axes, "accuracy-by-certainty", said=said)
 
 
 def _wilson(share: Array, count: Array, z: float = 1.96) -> tuple[Array, Array]:
@@ -427,3 +303,97 @@ def _wilson(share: Array, count: Array, z: float = 1.96) -> tuple[Array, Array]:
     half = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
     # Round-off puts an end on the wrong side of a share of exactly 0 or 1.
     return np.minimum(centre - half, share), np.maximum(centre + half, share)
+
+
+@draw.house_style()
+def predicted_against_true(results: Results, column: int) -> draw.Drawing:
+    """Predictions with 90% intervals; what falls outside is marked."""
+    test = results.test.calibrated
+    assert test.target is not None
+    chosen = np.sort(draw.some(len(test), 200))
+    true, mean = test.target[chosen, column], test.mean[chosen, column].astype(float)
+    bar = metrics.normal_quantile(0.9) * test.stddev[chosen, column]
+    inside = np.abs(mean - true) <= bar
+    (axes,) = draw.canvas(3.7)
+    draw.identity(axes, true, mean)
+    for own, label, colour, marker in (
+        (inside, "90% interval holds it", draw.BLUE, "o"),
+        (~inside, "does not", draw.ORANGE, "D"),
+    ):
+        named = f"{label} ({int(own.sum())})"
+        draw.points(axes, true[own], mean[own], bar[own], colour, fmt=marker, ms=3.2, label=named)
+    rmse = results.rmse(column)
+    return _of_target(axes, "predictions", results, column, rmse=rmse, inside=inside)
+
+
+@draw.house_style()
+def interval_coverage(results: Results) -> draw.Drawing:
+    """How many intervals hold the truth, against how many should."""
+    (axes,) = draw.canvas(3.7)
+    axes.plot([0, 1], [0, 1], ":", color=draw.SLATE, label="ideal")
+    levels = np.linspace(0.02, 0.98, 49)
+
+    def held(part: Part, column: int, levels: Sequence[float] | Array) -> list[float]:
+        error, stddev = part.error[:, column], part.stddev[:, column]
+        return [float(metrics.interval_coverage(error, stddev, level)) for level in levels]
+
+    said = []
+    for column in range(results.targets):
+        colour, dash = draw.COLOURS[column % 6], ("-", "--", "-.", ":")[column % 4]
+        name = "calibrated intervals" if results.is_calibrated else "intervals, not calibrated"
+        if results.targets > 1:
+            name = short(results.target_name(column))
+        if results.is_calibrated:
+            raw, label = held(results.test, column, levels), "_" if column else "before calibration"
+            axes.plot(levels, raw, ":", color=colour, lw=1.0, label=label)
+        shown = results.test.calibrated
+        axes.plot(levels, held(shown, column, levels), dash, color=colour, label=name)
+        marked = held(shown, column, LEVELS)
+        axes.plot(LEVELS, marked, "o", color=colour, ms=5)
+        pairs = zip(marked, LEVELS, strict=True)
+        listed = ", ".join(f"{percent(share)} at {level:.0%}" for share, level in pairs)
+        said.append(f"{name}: {listed}" if results.targets > 1 else listed)
+    draw.percentages(axes)
+    axes.set(xlim=(0, 1), ylim=(0, 1.02))
+    return draw.drawn(axes, "coverage", columns=3, said=said)
+
+
+@draw.house_style()
+def residuals(results: Results, column: int) -> draw.Drawing:
+    """Errors in units of their own predicted standard deviation, against a standard Gaussian."""
+    test = results.test.calibrated
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scaled = -test.error[:, column] / test.stddev[:, column]
+    scaled = scaled[~np.isnan(scaled)]
+    edges = np.linspace(-5, 5, 41)
+    heights, _ = np.histogram(np.clip(scaled, -5, 5), edges)
+    density = heights / max(len(scaled), 1) / np.diff(edges)
+    (axes,) = draw.canvas()
+    axes.stairs(density, edges, fill=True, color=draw.BLUE, alpha=0.3)
+    axes.stairs(density, edges, color=draw.BLUE, lw=1.2, label=f"test ({number(len(scaled))})")
+    grid = np.linspace(-5, 5, 201)
+    gaussian = np.exp(-(grid**2) / 2) / np.sqrt(2 * np.pi)
+    axes.plot(grid, gaussian, "--", color=draw.ORANGE, label="standard Gaussian")
+    inner = scaled[np.isfinite(scaled)]
+    spread = "none finite, as no deviation is predicted"
+    if len(inner):
+        deviation = number(float(inner.std()))
+        spread = f"mean {number(float(inner.mean()))}, standard deviation {deviation}"
+    outside = int((np.abs(scaled) > 5).sum())
+    return _of_target(axes, "residuals", results, column, spread=spread, outside=outside)
+
+
+@draw.house_style()
+def spread_against_error(results: Results, column: int) -> draw.Drawing:
+    """RMSE of inputs with like predicted standard deviations: the reliability of a regression."""
+    test = results.test.calibrated
+    stddev, error = test.stddev[:, column], test.error[:, column]
+    bins = np.array_split(np.argsort(stddev, kind="stable"), min(10, max(1, len(test) // 10)))
+    predicted = [float(np.sqrt((stddev[own] ** 2).mean())) for own in bins]
+    found = [float(np.sqrt((error[own] ** 2).mean())) for own in bins]
+    (axes,) = draw.canvas()
+    top = 1.08 * max(*predicted, *found)
+    axes.plot([0, top], [0, top], ":", color=draw.SLATE, label="ideal")
+    axes.plot(predicted, found, "o-", color=draw.BLUE, ms=4.5, label="groups of like inputs")
+    axes.set(xlim=(0, 1.08 * max(predicted) or 1.0), ylim=(0, 1.08 * max(found) or 1.0))
+    return _of_target(axes, "spread", results, column, predicted=predicted, found=found)

@@ -46,21 +46,30 @@
     return `${share.toFixed(decimals)}%`;
   };
   const risk = (loss, count) => (classifies ? loss / count : Math.sqrt(loss / count));
-  const chosen = () => {
-    const key = explorer.querySelector("input[name=score]:checked").value;
-    return data.scores.findIndex((score) => score.key === key);
-  };
+  const number = (name) => Number(explorer.querySelector(`input[name=${name}]:checked`).value);
+  const comparable = () => data.scores.filter((score) => score.target === number("target"));
+  const chosen = () => comparable()[number("score")];
 
-  function rule(score, at) {
-    const threshold = score.threshold[at];
-    if (threshold === null) return at === 0 ? `${score.rule} of \u2212\u221e` : "no limit";
-    if (score.rule === "doubt") {
-      const least = threshold < 1e-4 ? `1 \u2212 ${minus(threshold.toExponential(1))}` : (1 - threshold).toFixed(4);
-      return `max-softmax \u2265 ${least}`;
+  function rule(score, threshold) {
+    if (score.score === "calibrated" || score.score === "max_softmax") {
+      const probability = threshold < 1e-4 ? `1 \u2212 ${minus(threshold.toExponential(1))}` : (1 - threshold).toFixed(4);
+      return `${score.label} \u2265 ${probability}`;
     }
-    if (score.rule === "entropy") return `entropy \u2264 ${precise(threshold)} nats`;
-    if (score.rule === "score") return `fitted score \u2264 ${precise(threshold)}`;
-    return `standard deviation \u2264 ${precise(threshold)}`;
+    return `${score.label} \u2264 ${precise(threshold)}${score.label.includes("entropy") ? " nats" : ""}`;
+  }
+
+  function ruleAt(score, at) {
+    if (score.threshold[at] !== null) return rule(score, score.threshold[at]);
+    return at === 0 ? `${score.label} of \u2212\u221e` : "no limit";
+  }
+
+  // Where the threshold lies that held-out inputs gave: the last place that does not exceed it.
+  function recommendedAt(score) {
+    let at = 0;
+    score.threshold.forEach((threshold, i) => {
+      if (threshold !== null && threshold <= score.recommended) at = i;
+    });
+    return at;
   }
 
   function facts(score, at) {
@@ -69,7 +78,7 @@
     const loss = score.loss[at];
     const left = Math.max(0, score.loss[score.loss.length - 1] - loss);
     const rows = [
-      ["threshold", "Answers where", rule(score, at), ""],
+      ["threshold", "Answers where", ruleAt(score, at), ""],
       ["answered", "Answers", percent(answered, n), `${whole(answered)} of ${whole(n)}`],
     ];
     if (classifies) {
@@ -80,9 +89,9 @@
       rows.push(["rmse", "RMSE of the answered", precise(risk(loss, answered)), `all: ${precise(risk(total, n))}`]);
       rows.push(["refused", "RMSE of the refused", refused ? precise(risk(left, refused)) : "\u2013", refused ? `${whole(refused)} inputs` : "none refused"]);
     }
-    data.foreign.forEach((part, i) => {
-      const taken = score.foreign[i][at];
-      rows.push([`foreign-${i}`, `Foreign inputs answered: ${part.name}`, percent(taken, part.samples), `${whole(taken)} of ${whole(part.samples)}`]);
+    data.ood.forEach((part, i) => {
+      const taken = score.ood[i][at];
+      rows.push([`ood-${i}`, `Out-of-distribution inputs answered: ${part.name}`, percent(taken, part.samples), `${whole(taken)} of ${whole(part.samples)}`]);
     });
     return rows;
   }
@@ -115,21 +124,12 @@
     for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
     return parent ? parent.appendChild(element) : element;
   };
-  const top = (() => {
-    let most = 0;
-    for (const score of data.scores) {
-      most = Math.max(most, risk(score.loss[score.loss.length - 1], n));
-    }
-    return most;
-  })();
-
-  function scaleOf(score) {
+  function limitOf(scores) {
     // The first few inputs make a rate of 0 or 100%; they must not set the scale.
-    const shown = classifies ? data.scores : [score];
-    let most = classifies ? top : risk(score.loss[score.loss.length - 1], n);
-    for (const each of shown) {
-      each.answered.forEach((count, i) => {
-        if (count > 0.05 * n) most = Math.max(most, risk(each.loss[i], count));
+    let most = 0;
+    for (const score of scores) {
+      score.answered.forEach((count, i) => {
+        if (count > 0.05 * n) most = Math.max(most, risk(score.loss[i], count));
       });
     }
     return 1.15 * most || (classifies ? 0.05 : 1);
@@ -145,12 +145,11 @@
   let place = null; // of the plot within the chart: {x, y} from data to pixels, and back
 
   function draw() {
-    const active = chosen();
-    const score = data.scores[active];
+    const score = chosen();
     const width = holder.clientWidth;
     const height = Math.max(220, Math.min(330, 0.56 * width));
     const box = { left: 52, right: width - 12, top: 30, bottom: height - 40 };
-    const limit = scaleOf(score);
+    const limit = limitOf(comparable());
     const x = (share) => box.left + share * (box.right - box.left);
     const y = (value) => box.bottom - (Math.min(value, limit) / limit) * (box.bottom - box.top);
     place = { x, y, share: (pixel) => (pixel - box.left) / (box.right - box.left) };
@@ -175,11 +174,15 @@
       const best = Array.from({ length: 101 }, (_, i) => [i / 100, i ? Math.max(0, 1 - (1 - all) / (i / 100)) : 0]);
       make("path", { class: "line best", d: path(best) }, svg);
     }
-    data.scores.forEach((each, i) => {
-      if (!classifies && i !== active) return; // another target has other units
+    // The chosen score last, above the others.
+    for (const each of [...comparable().filter((other) => other !== score), score]) {
       const points = each.answered.map((count, at) => [count / n, risk(each.loss[at], count)]);
-      make("path", { class: `line s${classifies ? i : 0}${i === active ? "" : " other"}`, d: path(points) }, svg);
-    });
+      make("path", { class: each === score ? "line chosen" : "line other", d: path(points) }, svg);
+    }
+    if (score.recommended !== null) {
+      const at = x(score.answered[recommendedAt(score)] / n);
+      make("line", { class: "advised", x1: at, x2: at, y1: box.top, y2: box.bottom }, svg);
+    }
     make("line", { class: "here", id: "here", y1: box.top, y2: box.bottom }, svg);
     make("circle", { id: "dot", r: 6 }, svg);
     holder.replaceChildren(svg, legend());
@@ -189,10 +192,13 @@
   function legend() {
     const list = document.createElement("ul");
     list.className = "key";
-    const entries = classifies
-      ? [...data.scores.map((score, i) => [`s${i}`, score.label.toLowerCase()]), ["best", "best possible"]]
-      : [["s0", "predicted standard deviation"]];
-    for (const [style, text] of [...entries, ["chance", "refusing at random"]]) {
+    const score = chosen();
+    const entries = [["chosen", score.label]];
+    if (comparable().length > 1) entries.push(["other", "other scores"]);
+    if (classifies) entries.push(["best", "best possible"]);
+    entries.push(["chance", "refusing at random"]);
+    if (score.recommended !== null) entries.push(["advised", "recommended"]);
+    for (const [style, text] of entries) {
       const entry = list.appendChild(document.createElement("li"));
       const sample = make("svg", { viewBox: "0 0 30 8", "aria-hidden": "true" }, entry);
       make("path", { class: `line ${style}`, d: "M0,4H30" }, sample);
@@ -202,7 +208,7 @@
   }
 
   function move() {
-    const score = data.scores[chosen()];
+    const score = chosen();
     const at = Number(slider.value);
     const share = score.answered[at] / n;
     const value = risk(score.loss[at], score.answered[at]);
@@ -216,7 +222,7 @@
   }
 
   function goTo(share) {
-    const counts = data.scores[chosen()].answered;
+    const counts = chosen().answered;
     slider.max = counts.length - 1;
     let nearest = 0;
     counts.forEach((count, i) => {
@@ -225,21 +231,32 @@
     slider.value = nearest;
   }
 
+  const advice = document.getElementById("advice");
+  const without = advice.textContent;
+  const back = document.getElementById("recommended");
+  function advise() {
+    const score = chosen();
+    slider.max = score.threshold.length - 1;
+    back.hidden = score.recommended === null;
+    advice.textContent = without;
+    if (score.recommended === null) return goTo(0.85);
+    advice.textContent = `Recommended: ${rule(score, score.recommended)}. It answers ${percent(data.answered, 1, 0)} of the ${whole(data.held_out)} held-out training inputs; no test input was looked at to choose it.`;
+    slider.value = recommendedAt(score);
+  }
+
   slider.addEventListener("input", move);
-  let share = 0.85;
-  slider.addEventListener("input", () => { share = data.scores[chosen()].answered[slider.value] / n; });
+  back.addEventListener("click", () => { advise(); move(); });
   explorer.addEventListener("change", (event) => {
-    if (event.target.name === "score") { goTo(share); draw(); }
+    if (event.target.type === "radio") { advise(); draw(); }
   });
   const point = (event) => {
     if (event.type === "pointermove" && !event.buttons) return;
-    share = Math.min(1, Math.max(0, place.share(event.clientX - holder.getBoundingClientRect().left)));
-    goTo(share);
+    goTo(place.share(event.clientX - holder.getBoundingClientRect().left));
     move();
   };
   holder.addEventListener("pointerdown", point);
   holder.addEventListener("pointermove", point);
-  goTo(share);
+  advise();
   let width = 0;
   new ResizeObserver(() => {
     // On paper the chart is not shown and has no width.

@@ -6,21 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from covary.runs import Run
-from covary.runs.config import RunConfig
 from covary.runs.predictions import Predictions as Part
-from covary.runs.records import Numbers
-from covary.runs.results import (
-    Attack,
-    Environment,
-    Evaluation,
-    Fidelity,
-    Result,
-    SpikingVerification,
-    Verification,
-)
+from covary.runs.results import Evaluation, Result, SpikingVerification, Verification
 
 __all__ = ["Part", "ReportError", "Results", "read"]
+_FILES = ("config", "environment", "history", "fidelity", "attack", "verification", "spikes")
 
 
 class ReportError(ValueError):
@@ -31,51 +24,9 @@ class ReportError(ValueError):
 class Results:
     """All that a page shows, as read from one run."""
 
-    directory: Path
+    run: Run
     evaluation: Evaluation
     parts: Mapping[str, Part]
-    history: tuple[Numbers, ...]  # one row for each epoch, in order
-    config: RunConfig
-    config_text: str
-    environment: Environment | None
-    fidelity: Fidelity | None  # None if it was not measured
-    attacks: Attack | None  # None if it was not attacked
-    simulated: Verification | SpikingVerification | None  # None if it was not simulated
-
-    @property
-    def task(self) -> str:
-        """``"classification"`` or ``"regression"``."""
-        return self.evaluation.task
-
-    @property
-    def dataset(self) -> str:
-        """What the network was trained on."""
-        return self.evaluation.dataset
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        """Layers that entropies were taken of."""
-        return self.evaluation.layers
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Columns of a table."""
-        return self.evaluation.features
-
-    @property
-    def image_shape(self) -> tuple[int, ...] | None:
-        """(channels, height, width) of images."""
-        return self.evaluation.image_shape
-
-    @property
-    def metrics(self) -> Mapping[str, Numbers]:
-        """Part -> metric -> value."""
-        return self.evaluation.parts
-
-    @property
-    def separability(self) -> Mapping[str, tuple[float | None, ...]]:
-        """Part -> one for each layer."""
-        return self.evaluation.separability
 
     @property
     def test(self) -> Part:
@@ -83,23 +34,54 @@ class Results:
         return self.parts["test"]
 
     @property
-    def foreign(self) -> tuple[Part, ...]:
+    def ood(self) -> tuple[Part, ...]:
         """The out-of-distribution sets."""
         return tuple(part for name, part in self.parts.items() if name != "test")
 
     @property
+    def simulated(self) -> Verification | SpikingVerification | None:
+        """What the network was simulated for; None if it was not."""
+        return self.run.verification or self.run.spikes
+
+    @property
     def is_classification(self) -> bool:
         """Whether labels are predicted, not numbers."""
-        return self.task == "classification"
+        return self.evaluation.task == "classification"
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether there are calibrated predictions."""
+        return self.test.calibrated is not self.test
+
+    @property
+    def targets(self) -> int:
+        """How many numbers are predicted; 1 of a classification."""
+        return 1 if self.is_classification else int(self.test.mean.shape[1])
 
     def is_current(self, result: Result | None) -> bool:
         """Whether something was measured, and of the network that the page is about."""
         return result is not None and result.weights == self.evaluation.weights
 
+    def with_and_without(self, metric: str) -> tuple[float | None, float | None]:
+        """A metric of the test set, calibrated (where it is) and before calibration."""
+        calibration, before = self.evaluation.calibration, self.evaluation.parts["test"].get(metric)
+        return (before if calibration is None else calibration.test.get(metric)), before
+
+    def rmse(self, column: int) -> float:
+        """Root of the mean squared error of one target of a regression."""
+        return float(np.sqrt((self.test.error[:, column] ** 2).mean()))
+
+    def threshold(self, score: str, target: int) -> float | None:
+        """The score up to which held-out inputs say that one should answer."""
+        name = f"stddev_{target + 1}" if score == "stddev" else score
+        calibration = self.evaluation.calibration
+        return None if calibration is None else calibration.thresholds.get(name)
+
     @property
     def title(self) -> str:
         """The dataset, without the folders of a file."""
-        return self.dataset.replace("\\", "/").rpartition("/")[2] or self.dataset
+        dataset = self.evaluation.dataset
+        return dataset.replace("\\", "/").rpartition("/")[2] or dataset
 
     def class_name(self, label: int) -> str:
         """The name of a class, or its number where classes have no names."""
@@ -110,7 +92,7 @@ class Results:
         """The name of a target of a regression."""
         if column < len(self.evaluation.targets):
             return self.evaluation.targets[column]
-        return "target" if self.test.mean.shape[1] == 1 else f"target {column + 1}"
+        return "target" if self.targets == 1 else f"target {column + 1}"
 
 
 def read(run: Run | Path) -> Results:
@@ -118,20 +100,11 @@ def read(run: Run | Path) -> Results:
     run = run if isinstance(run, Run) else Run(run)
     if not run.path.is_dir():
         raise ReportError(f"{run.path} is not a directory. Name one that `covary train` wrote.")
-    config, evaluation, predictions = run.config, run.evaluation, run.predictions
+    for name in _FILES:
+        getattr(run, name)  # a file that is damaged is named before anything is drawn
+    evaluation, predictions = run.evaluation, run.predictions
     if evaluation is None or predictions is None:
         raise ReportError(
             f"{run.path} has no evaluation yet: run `covary evaluate {run.path}` first."
         )
-    return Results(
-        directory=run.path,
-        evaluation=evaluation,
-        parts=predictions,
-        history=run.history,
-        config=config,
-        config_text=run.config_text,
-        environment=run.environment,
-        fidelity=run.fidelity,
-        attacks=run.attack,
-        simulated=run.verification or run.spikes,
-    )
+    return Results(run, evaluation, predictions)

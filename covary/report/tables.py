@@ -2,201 +2,162 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+
+from markupsafe import Markup
 
 from covary.report import words
-from covary.runs.results import (
-    Attack,
-    EntropyGap,
-    Fidelity,
-    RelativeError,
-    SpikingVerification,
-    Verification,
-    WithBar,
-)
+from covary.report.reading import Results
+from covary.runs.results import Attack, Fidelity, SpikingVerification, Verification
+from covary.uncertainty.metrics import METRICS
+from covary.uncertainty.scores import about
 
-ATTACKS = {
-    "fgsm": "FGSM",
-    "pgd": "PGD",
-    "square": "Square",
-    "transfer-fgsm": "FGSM, transferred",
-    "transfer-pgd": "PGD, transferred",
-}
 # measure -> its column
-_MOMENTS = {
-    "mean": "mean error",
-    "variance": "variance error",
-    "covariance": "covariance error",
-    "off_diagonal": "error of pairs",
-}
-_SPIKES = {
-    "rate": "rate error",
-    "variance": "variance error",
-    "fano": "Fano factor error",
-    "covariance": "covariance error",
-    "off_diagonal": "error of pairs",
-}
+_SECOND = {"variance": "variance error", "covariance": "covariance error"}
+_PAIRS = {"off_diagonal": "error of pairs"}
+_MOMENTS = {"mean": "mean error", **_SECOND, **_PAIRS}
+_SPIKES = {"rate": "rate error", "fano": "Fano factor error", **_SECOND, **_PAIRS}
+_FIDELITY = {"mean": "mean error", **_SECOND, "rank": "entropy rank", "argmax": "other class"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table, with a mark beside its name if it has one."""
+    """A row of a table: its name, a mark beside it, cells, and what it means."""
 
     name: str
-    mark: str
-    cells: tuple[str, ...]
+    cells: Sequence[str]
+    mark: str = ""
+    meaning: str = ""
+    metric: str = ""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of numbers, a row for each thing that has them, and what they mean."""
+    """Columns of words, and a row for each thing that has them.
 
-    columns: tuple[str, ...]
-    rows: tuple[Row, ...]
-    explained: str = ""
+    ``groups`` are titles above so many columns each; ``meaning`` is that of a last column of words.
+    """
+
+    label: str
+    first: str
+    columns: Sequence[str]
+    rows: Sequence[Row]
+    groups: Sequence[tuple[str, int]] = ()
+    meaning: str = ""
+
+    @property
+    def begins(self) -> set[int]:
+        """The columns that stand first in their group."""
+        return {0, *accumulate(columns for _, columns in self.groups)} if self.groups else set()
 
 
-def attack(attack: Attack) -> list[tuple[str, str, list[str]]]:
-    """Network, attack, and accuracy at each epsilon; empty where it was not measured."""
-    found = []
-    for network in attack.networks:
-        for name in attack.names(network.name):
-            known = {row.epsilon: f"{row.accuracy:.3f}" for row in attack.of(name, network.name)}
-            cells = [known.get(epsilon, "") for epsilon in attack.epsilons]
-            found.append((network.name, ATTACKS.get(name, name), cells))
-    return found
+def scores(results: Results) -> Table | None:
+    """A row for each score: what it finds among test inputs, and of each OOD set."""
+    by_part = results.evaluation.scores
+    if not by_part:
+        return None
+    kind, first = "auroc", "errors"
+    if not results.is_classification:
+        kind, first = "spearman_error", "size of errors (rank correlation)"
+    ood = [name for name in by_part if name != "test"]
+    columns = [{name: row[kind] for name, row in by_part["test"].items()}]
+    columns += [{name: row["auroc"] for name, row in by_part[part].items()} for part in ood]
+    rows = []
+    for score in map(about, by_part["test"]):
+        cells = [_or_best(column, score.name) for column in columns]
+        rows.append(Row(score.title, cells, meaning=score.meaning))
+    return Table("What each score finds", "Score", [first, *ood], rows, meaning="What it is")
+
+
+def _or_best(column: Mapping[str, float | None], name: str) -> str:
+    """A number of a column, bold if it is the largest."""
+    text, value = words.number(column[name]), column[name]
+    known = [other for other in column.values() if other is not None]
+    return Markup("<b>{}</b>").format(text) if known and value == max(known) else text
+
+
+def calibration(results: Results) -> Table | None:
+    """The test set's numbers with calibration, and before."""
+    found, before = results.evaluation.calibration, results.evaluation.parts["test"]
+    if found is None:
+        return None
+    shared = [name for name in METRICS if name in found.test and name in before]
+    rows = [
+        Row(METRICS[name].title, [words.metric(name, part[name]) for part in (found.test, before)])
+        for name in shared
+        if name != "samples"
+    ]
+    columns = ("calibrated", "before calibration")
+    return Table("With calibration, and without", "Test inputs", columns, rows)
+
+
+def metrics(results: Results) -> Table:
+    """A row for each metric: its title, its value for each part, its meaning."""
+    parts = results.evaluation.parts
+    given = dict.fromkeys(name for values in parts.values() for name in values)
+    rows = []
+    for name in dict.fromkeys([*(name for name in METRICS if name in given), *given]):
+        title, meaning = words.title_and_meaning(name)
+        cells = [words.metric(name, part[name]) if name in part else "" for part in parts.values()]
+        rows.append(Row(title, cells, meaning=meaning, metric=name))
+    return Table("All metrics", "Metric", list(parts), rows, meaning="What it means")
+
+
+def fidelity(measured: Fidelity) -> Table:
+    """Each way of holding the covariance against the exact one, and what it costs."""
+    columns = [name for name in _FIDELITY if name != "argmax" or measured.task == "classification"]
+    marks = {measured.chosen: "chosen", "full": "exact"}
+    groups, rows = [("cost", 2)], []
+    for part in measured.parts:
+        samples = [way.of(part, "samples") for way in measured.representations][:1]
+        counted = f" ({words.number(samples[0])} inputs)" if any(samples) else ""
+        groups.append((part + counted, len(columns)))
+    for way in measured.representations:
+        cells = [words.amount(way.time_over_plain), words.amount(way.peak_memory_mb)]
+        cells += [
+            words.fidelity(name, way.of(part, name)) for part in measured.parts for name in columns
+        ]
+        rows.append(Row(way.name, cells, marks.get(way.name, "")))
+    titles = ["time, \N{MULTIPLICATION SIGN}\N{NO-BREAK SPACE}plain", "memory, MB"]
+    titles += [_FIDELITY[name] for _ in measured.parts for name in columns]
+    return Table("Fidelity and cost of each covariance", "Covariance", titles, rows, groups)
 
 
 def simulated(measured: Verification | SpikingVerification) -> Table:
     """Each layer's moments against a simulation."""
-    return _spikes(measured) if isinstance(measured, SpikingVerification) else _moments(measured)
+    rows = []
+    if isinstance(measured, SpikingVerification):
+        columns = ["units", "spikes/s", "Fano factor", *_SPIKES.values(), "noise of rates"]
+        for neurons in measured.layers:
+            fano = neurons.mean_fano
+            cells = [f"{neurons.units:,}", f"{1000 * neurons.mean_rate:.1f}"]
+            cells += [words.NOTHING if fano is None else f"{fano:.2f}"]
+            cells += [words.measured(neurons.errors[key]) for key in _SPIKES]
+            cells += [words.tenths(neurons.errors["rate"].floor)]
+            rows.append(Row(neurons.name, cells, "poor" if neurons.poor else ""))
+    else:
+        columns = ["units", *_MOMENTS.values(), "noise of covariance", "entropy gap, nats"]
+        columns += ["variance, at once", "variance, equal \N{GREEK SMALL LETTER TAU}"]
+        for layer in measured.layers:
+            steady, in_time = layer.steady, [layer.simulations[name] for name in ("ou-0", "ou-1")]
+            cells = [f"{layer.units:,}"]
+            cells += [words.measured(getattr(steady, key)) for key in _MOMENTS]
+            cells += [words.tenths(steady.covariance.floor), words.measured(steady.entropy)]
+            cells += [words.measured(each.variance_share) for each in in_time]
+            rows.append(Row(layer.name, cells, "poor" if layer.poor else ""))
+    return Table("Moments against a simulation", "Layer", columns, rows)
 
 
-def _moments(verification: Verification) -> Table:
-    tau = "variance, equal \N{GREEK SMALL LETTER TAU}"
-    return Table(
-        columns=(
-            "units",
-            *_MOMENTS.values(),
-            "noise of covariance",
-            "entropy gap, nats",
-            "variance, at once",
-            tau,
-        ),
-        rows=tuple(
-            Row(
-                layer.name,
-                "poor" if layer.poor else "",
-                (
-                    f"{layer.units:,}",
-                    *(_error(getattr(layer.steady, key)) for key in _MOMENTS),
-                    _percent(layer.steady.covariance.floor),
-                    _plus_minus(layer.steady.entropy),
-                    *(
-                        _plus_minus(layer.simulations[name].variance_share)
-                        for name in ("ou-0", "ou-1")
-                    ),
-                ),
-            )
-            for layer in verification.layers
-        ),
-        explained="Errors are relative, by norm, over inputs, with Monte-Carlo standard errors; "
-        "what the noise of sampling contributes is taken out in quadrature (the noise of "
-        "covariance is the error that exact moments would seem to have). Pairs are covariances of "
-        "different units. The entropy gap is that of the simulation less that of the moments. "
-        "Variances are those of networks in time over that of the steady state: with layers that "
-        "follow at once, and with equal time constants.",
-    )
-
-
-def _spikes(spikes: SpikingVerification) -> Table:
-    return Table(
-        columns=("units", "spikes/s", "Fano factor", *_SPIKES.values(), "noise of rates"),
-        rows=tuple(
-            Row(
-                layer.name,
-                "poor" if layer.poor else "",
-                (
-                    f"{layer.units:,}",
-                    f"{1000 * layer.mean_rate:.1f}",
-                    words.NOTHING if layer.mean_fano is None else f"{layer.mean_fano:.2f}",
-                    *(_error(layer.errors[key]) for key in _SPIKES),
-                    _percent(layer.errors["rate"].floor),
-                ),
-            )
-            for layer in spikes.layers
-        ),
-        explained="Errors are relative, by norm, over inputs, with Monte-Carlo standard errors; "
-        "what the noise of the simulation contributes is taken out in quadrature (the noise of "
-        "rates is the error that exact rates would seem to have). Spikes are counted in windows of "
-        f"{spikes.window:g} ms. Fano factors, variance over mean of such counts, are those of the "
-        "moments, which are those of long windows: in short ones a neuron that fires by the clock "
-        "has a variance of up to 1/4 of a spike that is no error of theirs. Pairs are covariances "
-        "of different neurons.",
-    )
-
-
-@dataclass(frozen=True)
-class FidelityRow:
-    """A way of holding the covariance: its costs, and its agreement on each part."""
-
-    name: str
-    mark: str
-    cost: list[str]
-    parts: list[list[str]]
-
-
-@dataclass(frozen=True)
-class FidelityTable:
-    """Columns of each part, and a row for each representation."""
-
-    parts: list[tuple[str, float | None]]  # with their inputs
-    columns: dict[str, str]
-    batch: int
-    rows: list[FidelityRow]
-
-
-def fidelity(measured: Fidelity) -> FidelityTable:
-    """Each way of holding the covariance against the exact one."""
-    columns = dict(words.FIDELITY)
-    if measured.task != "classification":
-        del columns["argmax"]
-    ways = measured.representations
-    marks = {measured.chosen: "chosen"}
-    if measured.exact is not None:
-        marks[measured.exact.name] = "exact"
-    return FidelityTable(
-        parts=[(part, ways[0].of(part, "samples") if ways else None) for part in measured.parts],
-        columns=columns,
-        batch=measured.batch,
-        rows=[
-            FidelityRow(
-                name=one.name,
-                mark=marks.get(one.name, ""),
-                cost=[words.amount(one.time_over_plain), words.amount(one.peak_memory_mb)],
-                parts=[
-                    [words.fidelity(key, one.of(part, key)) for key in columns]
-                    for part in measured.parts
-                ],
-            )
-            for one in ways
-        ],
-    )
-
-
-def _error(error: RelativeError) -> str:
-    value, bar = error.value, error.bar
-    if value is None or bar is None:
-        return words.NOTHING
-    decimals = 2 if bar < 0.0005 else 1 if bar < 0.05 else 0
-    return f"{100 * value:.{decimals}f} \N{PLUS-MINUS SIGN} {100 * bar:.{decimals}f}%"
-
-
-def _percent(value: float | None) -> str:
-    return words.NOTHING if value is None else f"{100 * value:.1f}%"
-
-
-def _plus_minus(value: WithBar | EntropyGap) -> str:
-    if value.value is None or value.bar is None:
-        return words.NOTHING
-    return f"{value.value:.2f} \N{PLUS-MINUS SIGN} {value.bar:.2f}".replace("-", words.MINUS)
+def attacks(measured: Attack) -> Table:
+    """Accuracy of each network under each attack, at each epsilon where it was measured."""
+    rows = []
+    for network in measured.networks:
+        for name in measured.names(network.name):
+            known = {row.epsilon: f"{row.accuracy:.3f}" for row in measured.of(name, network.name)}
+            cells = [network.name, *(known.get(epsilon, "") for epsilon in measured.epsilons)]
+            rows.append(Row(words.attack_title(name), cells))
+    groups = [("", 1), ("accuracy at epsilon", len(measured.epsilons))]
+    columns = ["network", *(f"{epsilon:g}" for epsilon in measured.epsilons)]
+    return Table("Accuracy under attack", "Attack", columns, rows, groups)

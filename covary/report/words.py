@@ -8,20 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from covary.report.reading import Results
+from covary.runs.predictions import Predictions
+from covary.runs.results import Measured
 from covary.uncertainty.metrics import METRICS
 
 MINUS = "\N{MINUS SIGN}"
 NOTHING = "\N{EN DASH}"
-
-# name of a measure of agreement with exact moments -> its column
-FIDELITY = {
-    "mean": "mean error",
-    "variance": "variance error",
-    "covariance": "covariance error",
-    "rank": "entropy rank",
-    "argmax": "other class",
-}
+PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 
 
 def number(value: Any) -> str:
@@ -31,21 +24,17 @@ def number(value: Any) -> str:
         >>> number(1234567), number(0.051234), number(3.0)
         ('1,234,567', '0.05123', '3.000')
     """
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return NOTHING
     if isinstance(value, (list, tuple)):
         return ", ".join(number(item) for item in value)
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+    if value is None or value != value:
+        return NOTHING
+    if isinstance(value, (int, np.integer)):
         text = f"{int(value):,}"
-    elif isinstance(value, (float, np.floating)):
-        size = abs(float(value))
-        if value == 0 or 1e-3 <= size < 1e5:
-            decimals = 3 if size == 0 else max(0, 3 - math.floor(math.log10(size)))
-            text = f"{float(value):,.{min(decimals, 5)}f}"
-        else:
-            text = f"{float(value):.3g}".replace("e-0", "e-").replace("e+0", "e")
+    elif value == 0 or 1e-3 <= abs(value) < 1e5:
+        decimals = 3 if value == 0 else max(0, 3 - math.floor(math.log10(abs(value))))
+        text = f"{value:,.{min(decimals, 5)}f}"
     else:
-        return str(value)
+        text = f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e")
     return text.replace("-", MINUS)
 
 
@@ -57,10 +46,9 @@ def plus_minus(mean: float, stddev: float) -> str:
         ('21.07 ± 0.74', '1,235 ± 250')
     """
     if not (math.isfinite(stddev) and stddev > 0):
-        return f"{number(mean)} \N{PLUS-MINUS SIGN} {number(stddev)}"
+        return f"{number(mean)} {PLUS_MINUS} {number(stddev)}"
     decimals = max(0, 1 - math.floor(math.log10(stddev)))
-    text = f"{mean:,.{decimals}f} \N{PLUS-MINUS SIGN} {stddev:,.{decimals}f}"
-    return text.replace("-", MINUS)
+    return f"{mean:,.{decimals}f} {PLUS_MINUS} {stddev:,.{decimals}f}".replace("-", MINUS)
 
 
 def percent(part: float, whole: float = 1.0, *, decimals: int = 1) -> str:
@@ -72,15 +60,12 @@ def percent(part: float, whole: float = 1.0, *, decimals: int = 1) -> str:
     """
     if not whole or math.isnan(part):
         return NOTHING
-    share = 100 * part / whole
+    share, least = 100 * part / whole, 10**-decimals
     if share in (0, 100):
         return f"{share:.0f}%"
-    least = 10**-decimals
     if share > 100 - least / 2:
         return f">{100 - least:.{decimals}f}%"
-    if share < least / 2:
-        return f"<{least:.{decimals}f}%"
-    return f"{share:.{decimals}f}%"
+    return f"<{least}%" if share < least / 2 else f"{share:.{decimals}f}%"
 
 
 def relative_error(error: float | None) -> str:
@@ -90,15 +75,12 @@ def relative_error(error: float | None) -> str:
         >>> relative_error(0.0312), relative_error(2.5), relative_error(1e-6), relative_error(0.0)
         ('3.1%', '250%', '<0.01%', '0%')
     """
-    if error is None:
-        return NOTHING
-    if error == 0:
-        return "0%"
-    share = 100 * error
-    if share < 0.01:
+    if error is None or error == 0:
+        return NOTHING if error is None else "0%"
+    if error < 0.0001:
         return "<0.01%"
-    decimals = 2 if share < 0.995 else 1 if share < 9.95 else 0
-    return f"{share:,.{decimals}f}%"
+    decimals = 2 if error < 0.00995 else 1 if error < 0.0995 else 0
+    return f"{100 * error:,.{decimals}f}%"
 
 
 def rank(value: float | None) -> str:
@@ -113,11 +95,6 @@ def rank(value: float | None) -> str:
     return ">0.999" if value >= 0.9995 else f"{value:.3f}".replace("-", MINUS)
 
 
-def fidelity(name: str, value: float | None) -> str:
-    """The value of a measure of agreement."""
-    return rank(value) if name == "rank" else relative_error(value)
-
-
 def amount(value: float | None) -> str:
     """A time or a size, to as many digits as it is worth.
 
@@ -130,6 +107,40 @@ def amount(value: float | None) -> str:
     return f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
 
 
+def fidelity(name: str, value: float | None) -> str:
+    """The value of a measure of agreement with exact moments."""
+    return rank(value) if name == "rank" else relative_error(value)
+
+
+def measured(found: Measured) -> str:
+    """What a simulation found, with its standard error; relative errors in percent."""
+    if found.value is None or found.bar is None:
+        return NOTHING
+    scale, decimals, unit = 1.0, 2, ""
+    if found.floor is not None:
+        scale, unit = 100.0, "%"
+        decimals = 2 if found.bar < 0.0005 else 1 if found.bar < 0.05 else 0
+    value, bar = (f"{scale * each:.{decimals}f}" for each in (found.value, found.bar))
+    return f"{value} {PLUS_MINUS} {bar}{unit}".replace("-", MINUS)
+
+
+def tenths(value: float | None, nothing: str = NOTHING) -> str:
+    """A share in percent, whatever its size."""
+    return nothing if value is None else f"{100 * value:.1f}%"
+
+
+def attack_title(name: str) -> str:
+    """The name of an attack as one writes it, such as ``FGSM, transferred``."""
+    base = name.removeprefix("transfer-")
+    title = base.upper() if base in ("fgsm", "pgd") else base.capitalize()
+    return title if base == name else f"{title}, transferred"
+
+
+def shown_of(shown: int, total: int) -> str:
+    """How many of all are in a figure, at the beginning of a sentence."""
+    return f"{number(shown)} of {number(total)}" if shown < total else "All"
+
+
 def short(text: str, limit: int = 26) -> str:
     """A name that fits into a figure."""
     return text if len(text) <= limit else f"{text[: limit - 1]}\N{HORIZONTAL ELLIPSIS}"
@@ -137,20 +148,43 @@ def short(text: str, limit: int = 26) -> str:
 
 def metric(name: str, value: Any) -> str:
     """The value of a metric, as a percentage if it is a share of inputs."""
-    if name in METRICS and METRICS[name].is_share and isinstance(value, (int, float)):
+    if name in METRICS and METRICS[name].is_share and value is not None:
         return percent(float(value), decimals=2)
     return number(value)
 
 
 def title_and_meaning(name: str) -> tuple[str, str]:
-    """Of a metric; a metric that is not known has its name as a title."""
+    """Title and meaning of a metric; one that is not known has its name as a title."""
     known = METRICS.get(name)
     return (known.title, known.meaning) if known else (name.replace("_", " "), "")
 
 
-def summary(results: Results) -> list[str]:
-    """What was found, in sentences."""
-    return _classified(results) if results.is_classification else _regressed(results)
+def aurocs(metrics: Mapping[str, Any]) -> str:
+    """How well entropy and max-softmax tell two groups apart; empty if that was not measured."""
+    named = {"auroc_entropy": "entropy", "auroc_max_softmax": "max-softmax"}
+    found = [(metrics[key], score) for key, score in named.items() if key in metrics]
+    said = [f"{'undefined' if v is None else f'{v:.2f}'} by {score}" for v, score in found]
+    return f"AUROC {', '.join(said)}" if said else ""
+
+
+def wrong_ones_have_more_entropy(test: Predictions) -> bool:
+    """Whether wrong predictions have the higher entropy, on average over finite ones."""
+    finite = np.isfinite(test.entropy)
+    wrong, right = (test.entropy[finite & chosen] for chosen in (~test.right, test.right))
+    return bool(wrong.size and right.size and wrong.mean() > right.mean())
+
+
+def judged_coverage(share: float, meant: float, count: int) -> str:
+    """How a sentence ends that says which share of so many targets intervals hold.
+
+    Examples:
+        >>> judged_coverage(0.905, 0.9, 1000), judged_coverage(0.7, 0.9, 1000)
+        (', about as they should', ': they are too narrow')
+    """
+    # Two standard errors: what chance alone explains.
+    if abs(share - meant) <= 2 * math.sqrt(meant * (1 - meant) / count):
+        return ", about as they should"
+    return f": they are too {'narrow' if share < meant else 'wide'}"
 
 
 def contradictions(parts: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -168,90 +202,3 @@ def contradictions(parts: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     correlation = parts.get("test", {}).get("spearman_error")
     if correlation is not None and correlation < 0:
         yield "Note: deviations are larger where errors are smaller (negative rank correlation)."
-
-
-def _classified(results: Results) -> list[str]:
-    metrics, test = results.metrics.get("test", {}), results.test
-    right, samples = int(test.right.sum()), len(test)
-    sentences = []
-    if right == samples:
-        sentences.append(
-            f"All {number(samples)} test inputs are right, so nothing can be said about telling "
-            "mistakes from right answers."
-        )
-    else:
-        sentences.append(
-            f"{number(right)} of {number(samples)} test inputs are right "
-            f"({percent(right, samples)})."
-        )
-    calibration = results.evaluation.calibration
-    errors = [each.get("ece") for each in (calibration.test if calibration else {}, metrics)]
-    if all(isinstance(error, float) for error in errors):
-        after, before = errors
-        sentences.append(
-            f"Calibrated probabilities are off by {after:.3f} on average (ECE), {before:.3f} "
-            "before calibration."
-        )
-    if right not in (0, samples):
-        finite = np.isfinite(test.entropy)
-        wrong, fine = (test.entropy[finite & chosen] for chosen in (~test.right, test.right))
-        higher = wrong.size and fine.size and wrong.mean() > fine.mean()
-        sentences.append(
-            f"Entropy of wrong predictions is {'higher' if higher else 'not higher'} than of right "
-            f"ones on average: {_aurocs(metrics)}."
-        )
-    sentences += [
-        f"Telling {part.name} from the test inputs: {_aurocs(results.metrics.get(part.name, {}))}."
-        for part in results.foreign
-    ]
-    return sentences
-
-
-def _coverage(intervals: str, found: float, targets: int) -> str:
-    """Whether 90% intervals hold as many of so many targets as they should."""
-    # Two standard errors of a share that is 90% in truth: what chance alone explains.
-    slack = 2 * math.sqrt(0.9 * 0.1 / targets)
-    hold = f"{intervals} meant to hold 90% of the targets hold {percent(found)}"
-    if abs(found - 0.9) <= slack:
-        return f"{hold}, about as they should."
-    return f"{hold}: they are too {'narrow' if found < 0.9 else 'wide'}."
-
-
-def _aurocs(metrics: Mapping[str, Any]) -> str:
-    entropy, softmax = metrics.get("auroc_entropy"), metrics.get("auroc_max_softmax")
-    return f"AUROC {_two(entropy)} by entropy, {_two(softmax)} by max-softmax"
-
-
-def _two(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.2f}"
-
-
-def _regressed(results: Results) -> list[str]:
-    metrics, test = results.metrics.get("test", {}), results.test
-    rmse = [
-        f"{number(float(np.sqrt((test.error[:, column] ** 2).mean())))} for "
-        f"{results.target_name(column)}"
-        for column in range(test.mean.shape[1])
-    ]
-    sentences = [f"The RMSE on {number(len(test))} test inputs is {' and '.join(rmse)}."]
-    raw, calibration = metrics.get("coverage_90"), results.evaluation.calibration
-    calibrated = None if calibration is None else calibration.test.get("coverage_90")
-    if isinstance(calibrated, float):
-        sentences.append(_coverage("Calibrated intervals", calibrated, test.error.size))
-        if isinstance(raw, float):
-            sentences.append(f"Before calibration they hold {percent(raw)}.")
-    elif isinstance(raw, float):
-        sentences.append(_coverage("Intervals, which are not calibrated,", raw, test.error.size))
-    rank = metrics.get("spearman_error")
-    if isinstance(rank, float):
-        sentences.append(
-            "Rank correlation of the predicted standard deviation with the size of the error: "
-            f"{rank:.2f}".replace("-", MINUS)
-            + "."
-        )
-    sentences += [
-        f"Telling {part.name} from the test inputs: AUROC {_two(found)} by entropy."
-        for part in results.foreign
-        if (found := results.metrics.get(part.name, {}).get("auroc_entropy")) is not None
-    ]
-    return sentences

@@ -6,16 +6,13 @@
 
 # The modules are imported for the rules that they register.
 from covary.rules import (  # noqa: F401
-    averages,
-    choices,
+    along,
+    attention,
     convolution,
-    embedding,
     linear,
-    linearised,
     moving,
     nonlinear,
-    products,
-    queries,
+    unvarying,
 )
 from covary.rules.helpers import differentiated, estimated, mapped, merged, summed_to
 from covary.rules.registry import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from covary.covariance.samples import Samples
 from covary.rules.registry import EXACT
-from covary.varying import Varying, plain, varying_in
+from covary.varying import ConversionError, Varying, plain, varying_in
 
 
 def mapped(
@@ -32,13 +32,9 @@ def mapped(
         view: whether the result shares the memory of x.
         kind: how ``print(net)`` describes it.
     """
+    samples, view_of = samples or x.samples, x if view else None
     value: Varying = x.run.write(
-        kind,
-        mean,
-        [x],
-        lambda rows: (pull(rows),),
-        x.samples if samples is None else samples,
-        view_of=x if view else None,
+        kind, mean, [x], lambda rows: (pull(rows),), samples, view_of=view_of
     )
     return value
 
@@ -50,9 +46,8 @@ def kept(run: Any, value: Any) -> Any:
     tensors are copied, and so are lists. Without gradient, unless covariances are supervised.
     """
     if isinstance(value, Tensor):
-        if isinstance(value, Varying):
-            value = value.numbers
-        if value.requires_grad or isinstance(value, nn.Parameter) or _is_view_of_parameter(value):
+        value = plain(value)
+        if value.requires_grad or any(isinstance(v, nn.Parameter) for v in (value, value._base)):
             run.tape.uses(value)
             return value if run.tape.is_supervised else value.detach()
         return value.clone()
@@ -63,9 +58,12 @@ def kept(run: Any, value: Any) -> Any:
     return value
 
 
-def _is_view_of_parameter(value: Tensor) -> bool:
-    """Whether a tensor is a view of a parameter."""
-    return isinstance(value._base, nn.Parameter)
+def of_first(x: Varying, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    """The torch function that is called, as a function of its first argument alone."""
+    if varying_in([*args, *kwargs.values()]):
+        raise x.run.refusal("More than its first argument varies.")
+    function, others, options = x.run.function, kept(x.run, args), kept(x.run, kwargs)
+    return lambda value: function(value, *others, **options)
 
 
 def differentiated(
@@ -128,24 +126,23 @@ def estimated(value: Varying, parents: Sequence[Any], spread: Callable[..., Tens
         spread: variances of the parents -> variances of the value.
     """
     if value.run.propagates and all(p.spread for p in parents if isinstance(p, Varying)):
-        # Of the parents as they are now: a function that writes in place may change them.
-        known = [(p.spread, _without_batch(p)) if isinstance(p, Varying) else p for p in parents]
+        # Of the parents as they are now: a function that writes in place may change them. Their
+        # shape but for the batch, which has size 1 where all samples are alike.
+        known = [
+            (p.spread, [-1 if i in p.samples.axes else n for i, n in enumerate(p.numbers.shape)])
+            if isinstance(p, Varying)
+            else p
+            for p in parents
+        ]
         value.estimate(lambda: spread(*map(_variances, known)))
     return value
 
 
-def _without_batch(x: Varying) -> list[int]:
-    """The shape of a value, with -1 for the dimensions of the batch."""
-    return [-1 if i in x.samples.axes else size for i, size in enumerate(x.numbers.shape)]
-
-
-def _variances(known: Any) -> Tensor:
-    """Of a value, of its shape but for the batch, which has size 1 where all samples are alike."""
+def _variances(known: Any) -> Any:
     if isinstance(known, Tensor):
         return torch.zeros_like(known)
     spread, shape = known
-    found: Tensor = spread.value.expand(shape)
-    return found
+    return spread.value.expand(shape)
 
 
 def merged(values: Sequence[Varying]) -> Samples:
@@ -154,39 +151,54 @@ def merged(values: Sequence[Varying]) -> Samples:
     Raises:
         ConversionError: if elements of different samples would meet.
     """
-    first, *others = values
     dim = max(value.numbers.dim() for value in values)
-    samples = first.samples.of_dim(dim)
+    return joined(values[0].run, [value.samples.of_dim(dim) for value in values])
+
+
+def joined(run: Any, every: Sequence[Samples]) -> Samples:
+    """The samples of elements that broadcasting brings together, which have to be the same."""
+    samples, *others = every
     for other in others:
-        if not samples.agrees(other.samples):
-            raise first.run.refusal("It brings different samples of the batch together.", MIXING)
-        theirs = other.samples.of_dim(dim)
-        if theirs.index.numel() > samples.index.numel():
-            samples = theirs
+        if not samples.agrees(other):
+            raise mixing(run)
+        if other.index.numel() > samples.index.numel():
+            samples = other
     return samples
 
 
-MIXING = (
-    "Only models that treat each sample by itself have a covariance for each. If the batch is not "
-    "the first dimension of the inputs, say so: covary.convert(model, batch_dim=...)."
-)
+def fixed(x: Varying, dims: Sequence[int]) -> None:
+    """Refuse a function that goes along these dimensions if the batch is one of them."""
+    if not x.run.is_drawing and any(x.samples.index.shape[dim] > 1 for dim in dims):
+        raise mixing(x.run)
 
 
-def counted(dim: int | Sequence[int], count: int) -> list[int]:
-    """Dimensions of a value that has so many, counted from the first."""
+def mixing(run: Any) -> ConversionError:
+    """The error of a function that mixes samples."""
+    error: ConversionError = run.refusal(
+        "It brings different samples of the batch together.",
+        "Only models that treat each sample by itself have a covariance for each. If the batch is "
+        "not the first dimension of the inputs, say so: covary.convert(model, batch_dim=...).",
+    )
+    return error
+
+
+def counted(x: Varying, dim: int | Sequence[int] | None) -> list[int]:
+    """Dimensions of a value, counted from the first; an error if none are named."""
+    if dim is None or dim == ():
+        raise x.run.refusal("It goes over all elements, the batch among them.", "Name its dim=.")
+    count = x.numbers.dim()
     return [each % count for each in ([dim] if isinstance(dim, int) else dim)]
+
+
+def run_of(values: Sequence[Any]) -> Any:
+    """The pass that these values belong to, of which some vary."""
+    return varying_in(values)[0].run
 
 
 def for_each(size: int | Sequence[int], dims: int) -> tuple[int, ...]:
     """A size, stride or padding for each of so many dimensions."""
     sizes = (size,) if isinstance(size, int) else tuple(size)
     return sizes * dims if len(sizes) == 1 else sizes
-
-
-def fixed(x: Varying, dims: Sequence[int]) -> None:
-    """Refuse a function that goes along these dimensions if the batch is one of them."""
-    if not x.run.is_drawing and any(x.samples.index.shape[dim] > 1 for dim in dims):
-        raise x.run.refusal("It brings different samples of the batch together.", MIXING)
 
 
 def summed_to(rows: Tensor, shape: Sequence[int]) -> Tensor:
@@ -196,10 +208,3 @@ def summed_to(rows: Tensor, shape: Sequence[int]) -> Tensor:
         rows = rows.sum(tuple(range(1, 1 + extra)))
     dims = [i + 1 for i, size in enumerate(shape) if size == 1 and rows.shape[i + 1] != 1]
     return rows.sum(dims, keepdim=True) if dims else rows
-
-
-def without(x: Any, dims: Sequence[int]) -> Any:
-    """The same without these dimensions, which have size 1."""
-    for dim in sorted((dim % x.dim() for dim in dims), reverse=True):
-        x = x.squeeze(dim)
-    return x

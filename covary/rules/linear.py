@@ -1,24 +1,40 @@
-"""Functions that are linear in what varies: exact for mean and covariance."""
+"""Sums, products, normalisation and copies.
+
+Exact where they are linear in what varies; products of values that vary are matched or linearised.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covary.rules.helpers import differentiated, estimated, fixed, kept, mapped, merged, summed_to
-from covary.rules.registry import BATCH, EXACT, rule
-from covary.varying import Varying, plain
+from covary.covariance.samples import Samples
+from covary.rules.helpers import (
+    differentiated,
+    estimated,
+    fixed,
+    joined,
+    kept,
+    mapped,
+    merged,
+    mixing,
+    run_of,
+    summed_to,
+)
+from covary.rules.registry import BATCH, EXACT, LINEARISED, composed, rule
+from covary.varying import Varying, name_of, plain, varying_in
 
 
 @rule("linear")
-def linear(x: Any, weight: Any, bias: Any = None) -> Varying:
+def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     """x W^T + b; rows go back by rows W."""
     if not isinstance(x, Varying) or isinstance(weight, Varying) or isinstance(bias, Varying):
         product: Any = torch.matmul(x, weight.mT)
-        return product if bias is None else product + bias  # type: ignore[no-any-return]
+        return product if bias is None else product + bias
     fixed(x, [-1])
     by = kept(x.run, weight)
     value = mapped(x, F.linear(x.numbers, weight, bias), lambda rows: rows @ by)
@@ -43,20 +59,20 @@ def batch_norm(
             "It normalises by the statistics of the batch in evaluation, so samples mix.",
             "Give it running statistics: nn.BatchNorm2d(..., track_running_stats=True).",
         )
-    kind = BATCH if of_batch else EXACT
     mean = F.batch_norm(x.numbers, running_mean, running_var, weight, bias, training, momentum, eps)
-    if running_var is None or training:
+    if of_batch:
         others = [dim for dim in range(x.numbers.dim()) if dim != 1]
-        var = x.numbers.detach().var(others, correction=0)
+        var, kind = x.numbers.detach().var(others, correction=0), BATCH
     else:
+        assert running_var is not None
         fixed(x, [1])
-        var = running_var.clone()  # torch counts no change of running statistics
-    weight = None if weight is None else kept(x.run, weight)
+        var, kind = running_var.clone(), EXACT  # torch counts no change of running statistics
+    by = kept(x.run, weight)
     ones = [1] * (x.numbers.dim() - 2)
 
     def scale() -> Tensor:  # computed by whoever needs it
         found = torch.rsqrt(var + eps)
-        return found if weight is None else found * weight
+        return found if by is None else found * by
 
     if x.before_scaling is not None:
         before, node, numbers, back = x.before_scaling
@@ -68,30 +84,13 @@ def batch_norm(
     return estimated(value, [x], lambda v: v * scale().square().view(-1, *ones))
 
 
-@rule("add", Tensor.__radd__)
-def add(x: Any, y: Any, *, alpha: float = 1) -> Varying:
-    """x + alpha y: what comes back goes to both."""
-    return _sum(x, y, 1.0, alpha)
-
-
-@rule("sub", "subtract", Tensor.__sub__)
-def sub(x: Any, y: Any, *, alpha: float = 1) -> Varying:
-    """x - alpha y."""
-    return _sum(x, y, 1.0, -alpha)
-
-
-@rule("rsub", Tensor.__rsub__)
-def rsub(x: Any, y: Any, *, alpha: float = 1) -> Varying:
-    """``other - alpha * x``."""
-    return _sum(x, y, -alpha, 1.0)
-
-
-def _sum(x: Any, y: Any, a: float, b: float) -> Varying:
-    values = [value for value in (x, y) if isinstance(value, Varying)]
-    factors = [factor for value, factor in ((x, a), (y, b)) if isinstance(value, Varying)]
+def _sum(sign: int, x: Any, y: Any, *, alpha: float = 1) -> Varying:
+    """x + sign alpha y: what comes back goes to both."""
+    scale = sign * alpha
+    pairs = [(value, by) for value, by in ((x, 1), (y, scale)) if isinstance(value, Varying)]
+    values, factors = [value for value, _ in pairs], [by for _, by in pairs]
     shapes = [value.numbers.shape for value in values]
-    left, right = plain(x), plain(y)
-    mean = (left if a == 1 else a * left) + (right if b == 1 else b * right)
+    mean = plain(x) + (plain(y) if scale == 1 else scale * plain(y))
 
     def pull(rows: Tensor) -> list[Tensor]:
         return [
@@ -99,16 +98,19 @@ def _sum(x: Any, y: Any, a: float, b: float) -> Varying:
             for factor, shape in zip(factors, shapes, strict=True)
         ]
 
-    samples = merged(values).of_dim(mean.dim())
-    written: Varying = values[0].run.write(EXACT, mean, values, pull, samples)
-
     def spread(*parts: Tensor) -> Tensor:
         first, *others = [
             part if abs(f) == 1 else part * f**2 for part, f in zip(parts, factors, strict=True)
         ]
         return first + others[0] if others else first
 
-    return estimated(written, values, spread)
+    samples = merged(values).of_dim(mean.dim())
+    return estimated(values[0].run.write(EXACT, mean, values, pull, samples), values, spread)
+
+
+rule("add", Tensor.__radd__)(partial(_sum, 1))
+rule("sub", "subtract", Tensor.__sub__)(partial(_sum, -1))
+rule("rsub", Tensor.__rsub__)(lambda x, y, *, alpha=1: _sum(-1, y, x, alpha=alpha))
 
 
 def scaled(x: Varying, factor: Any) -> Varying:
@@ -119,59 +121,146 @@ def scaled(x: Varying, factor: Any) -> Varying:
     return estimated(value, [x], lambda v: v * by**2)
 
 
-@rule("neg", "negative")
-def neg(x: Varying) -> Varying:
-    """-x."""
-    return scaled(x, -1.0)
+rule("neg", "negative")(lambda x: scaled(x, -1.0))
 
 
-@rule("positive", "requires_grad_")
-def identity(x: Varying, *args: Any, **kwargs: Any) -> Varying:
-    """The same value in the same memory."""
-    return _same(x, x.numbers, view=True)
+@rule("mul", "multiply", Tensor.__rmul__, is_pair=True)
+def multiply(x: Any, y: Any) -> Varying:
+    """x y; exact if one of them is constant.
 
-
-@rule("contiguous")
-def contiguous(x: Varying, *args: Any, **kwargs: Any) -> Varying:
-    """The same value, in memory of its own if it was in another order there.
-
-    What a convolution gives is in another order here than in the model, where it is contiguous.
+    Of two that vary, E[x y] = E[x] E[y] + Cov(x, y), and the covariance follows each factor at the
+    other's mean; what both do together adds Var x Var y + Cov(x, y)^2 to each element's variance.
     """
-    lies = x.numbers.is_contiguous() or (
-        x.dim() == 4 and x.numbers.is_contiguous(memory_format=torch.channels_last)
-    )
-    return _same(x, x.numbers, view=True) if lies else _same(x, x.numbers.contiguous())
+    if not isinstance(y, Varying):
+        return scaled(x, plain(y))
+    if not isinstance(x, Varying):
+        return scaled(y, plain(x))
+    mx, my = x.numbers, y.numbers
+    if not x.run.tape.is_supervised:
+        mx, my = mx.detach(), my.detach()
+
+    def pull(rows: Tensor) -> list[Tensor]:
+        return [summed_to(rows * b, a.shape) for a, b in ((mx, my), (my, mx))]
+
+    product: Varying = x.run.product(x, y, merged([x, y]), pull)
+    return product
 
 
-def _same(x: Varying, mean: Tensor, *, view: bool = False) -> Varying:
-    value = mapped(x, mean, lambda rows: rows, view=view)
+@rule("div", "divide", "true_divide")
+def divide(x: Any, y: Any, *, rounding_mode: str | None = None) -> Varying:
+    """x / y; exact if y is constant, linearised at the means if it varies."""
+    if rounding_mode is not None:
+        raise run_of([x, y]).refusal("It rounds, and what is rounded has no slope.")
+    if not isinstance(y, Varying):
+        return scaled(x, 1 / plain(y))
+    return differentiated(torch.div, [x, y], merged(varying_in([x, y])), LINEARISED)
+
+
+rule(Tensor.__rdiv__, Tensor.__rtruediv__)(lambda x, y: divide(y, x))
+
+
+@composed("addcmul")
+def addcmul(x: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Any:
+    """x + value tensor1 tensor2."""
+    return x + value * (tensor1 * tensor2)
+
+
+@rule("matmul", "bmm", "mm", Tensor.__rmatmul__)
+def matmul(x: Any, y: Any) -> Any:
+    """Matrix product; exact if one factor is constant, linearised at the means if both vary."""
+    run = run_of([x, y])
+    if run.function is Tensor.__rmatmul__:
+        x, y = y, x
+    if y.dim() == 1 and not isinstance(y, Varying):
+        return torch.matmul(x, y[:, None]).squeeze(-1)
+    if x.dim() == 1 and not isinstance(x, Varying):
+        return torch.matmul(x[None], y).squeeze(-2)
+    if min(x.dim(), y.dim()) < 2:
+        raise run.refusal(
+            "It takes a vector without batch dimension.", "Give it a dimension: [:, None]."
+        )
+    # Along the sum the batch would mix; the other dimension of a matrix may be the batch.
+    varying = [(each, dim) for each, dim in ((x, -1), (y, -2)) if isinstance(each, Varying)]
+    for each, dim in varying:
+        fixed(each, [dim])
+    samples = merged([each for each, _ in varying]).of_dim(max(x.dim(), y.dim()))
+    kind = EXACT if len(varying) == 1 else LINEARISED
+    mx, my = plain(x), plain(y)
+
+    def spread(vx: Tensor, vy: Tensor) -> Tensor:
+        found: Tensor = vx @ my.square() + mx.square() @ vy
+        return found
+
+    return estimated(differentiated(torch.matmul, [x, y], samples, kind), [x, y], spread)
+
+
+@composed("addmm", "baddbmm")
+def addmm(x: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    """``beta * x + alpha * (mat1 @ mat2)``."""
+    return beta * x + alpha * torch.matmul(mat1, mat2)
+
+
+@rule("einsum")
+def einsum(equation: str, *operands: Any) -> Varying:
+    """Sums of products; exact if one operand varies, linearised at the means if more do."""
+    if len(operands) == 1 and isinstance(operands[0], list | tuple):
+        operands = tuple(operands[0])
+    run = run_of([equation, *operands])
+    if not isinstance(equation, str) or "..." in equation:
+        raise run.refusal("Its equation has an ellipsis.", "Write out all its indices.")
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    if not arrow:
+        letters = "".join(terms)
+        right = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    every = []
+    for term, operand in zip(terms, operands, strict=True):
+        if not isinstance(operand, Varying):
+            continue
+        index = operand.samples.index
+        if any(index.shape[i] > 1 and c not in right for i, c in enumerate(term)):
+            raise mixing(run)
+        # The sample of each result: dimensions of the batch at their new places.
+        common = "".join(c for c in right if c in term)
+        moved = torch.einsum(f"{term}->{common}", index)
+        sizes = [moved.shape[common.index(c)] if c in common else 1 for c in right]
+        every.append(Samples(moved.reshape(sizes), operand.samples.batch))
+    kind = EXACT if len(every) == 1 else LINEARISED
+    samples = joined(run, every)
+    return differentiated(lambda *args: torch.einsum(equation, *args), operands, samples, kind)
+
+
+@rule("positive", "requires_grad_", "contiguous", "clone", Tensor.__deepcopy__, "detach", "data")
+def same(x: Varying, *args: Any, **kwargs: Any) -> Varying:
+    """The same value, in the same memory or as a copy.
+
+    What a convolution gives has its channels last here, and is contiguous in the model.
+    """
+    name, numbers = name_of(x.run.function), x.numbers
+    mean, is_view = numbers, True
+    if name == "contiguous" and not numbers.is_contiguous():
+        is_view = x.dim() == 4 and numbers.is_contiguous(memory_format=torch.channels_last)
+        mean = numbers if is_view else numbers.contiguous()
+    elif name in ("clone", "__deepcopy__"):
+        mean, is_view = numbers.clone(), False
+    elif name in ("detach", "data"):
+        mean = numbers.detach()
+    value = mapped(x, mean, lambda rows: rows, view=is_view)
     value.spread = x.spread
     return value
-
-
-@rule("clone", Tensor.__deepcopy__)
-def clone(x: Varying, *args: Any, **kwargs: Any) -> Varying:
-    """The same value in memory of its own."""
-    return _same(x, x.numbers.clone())
-
-
-@rule("detach", "data")
-def detach(x: Varying) -> Varying:
-    """The same value without gradient; it varies as before."""
-    return _same(x, x.numbers.detach(), view=True)
 
 
 @rule("to", "float", "double", "type_as", "cpu", "cuda", "type", "half", "bfloat16")
 def to(x: Varying, *args: Any, **kwargs: Any) -> Varying:
     """The same value in another type; only float32 and float64 have the digits for variances."""
-    mean = x.run.on_means(x, *args, **kwargs)
+    mean = x.run.function(x.numbers, *plain(args), **plain(kwargs))
     if mean.dtype not in (torch.float32, torch.float64):
         raise x.run.refusal(
             f"It makes {mean.dtype} of a value that varies.",
             "Convert the model in float32: covary.convert(model.float()).",
         )
     if mean is x.numbers:  # as torch gives the very same tensor, if nothing is asked of its memory
-        return _same(x, mean, view=True) if "memory_format" in kwargs else x
+        return same(x) if "memory_format" in kwargs else x
     dtype, device = x.dtype, x.device
     return mapped(x, mean, lambda rows: rows.to(device, dtype))
 
@@ -179,7 +268,7 @@ def to(x: Varying, *args: Any, **kwargs: Any) -> Varying:
 @rule("dropout", "feature_dropout", "dropout1d", "dropout2d", "dropout3d")
 def dropout(x: Varying, *args: Any, **kwargs: Any) -> Varying:
     """Nothing in evaluation. In training, the mask counts as constant."""
-    mask = x.run.on_means(torch.ones_like(x.numbers), *args, **kwargs)
+    mask = x.run.function(torch.ones_like(x.numbers), *args, **kwargs)
     if bool((mask == 1).all()):
         return x
     if not x.run.is_training:
@@ -187,14 +276,11 @@ def dropout(x: Varying, *args: Any, **kwargs: Any) -> Varying:
             "It drops elements at random in evaluation.",
             "Give it training=self.training, or drop nothing (p=0).",
         )
-    dropped = scaled(x, mask)
-    return x.become(dropped) if kwargs.get("inplace", args[2:3] == (True,)) else dropped
+    return scaled(x, mask)
 
 
 @rule("alpha_dropout", "feature_alpha_dropout")
-def alpha_dropout(
-    x: Varying, p: float = 0.5, training: bool = False, inplace: bool = False
-) -> Varying:
+def alpha_dropout(x: Varying, p: float = 0.5, training: bool = False) -> Varying:
     """Nothing in evaluation."""
     if training and p > 0:
         raise x.run.refusal("It drops elements at random.", "Fine-tune with p=0.")
@@ -202,26 +288,23 @@ def alpha_dropout(
 
 
 @rule("masked_fill")
-def masked_fill(x: Varying, mask: Tensor, value: float) -> Varying:
+def masked_fill(x: Any, mask: Any, value: float) -> Varying:
     """A constant in some places: nothing comes back from there."""
-    if isinstance(x, Varying) and not isinstance(mask, Varying):
-        mean = x.numbers.masked_fill(mask, value)
-        shape, samples, where = x.numbers.shape, x.samples.of_dim(mean.dim()), kept(x.run, mask)
-        return mapped(
-            x, mean, lambda rows: summed_to(rows.masked_fill(where, 0.0), shape), samples=samples
-        )
-    raise x.run.refusal("Its mask varies.")
+    if not isinstance(x, Varying) or isinstance(mask, Varying):
+        raise run_of([x, mask]).refusal("Its mask varies.")
+    mean = x.numbers.masked_fill(mask, value)
+    shape, samples, where = x.numbers.shape, x.samples.of_dim(mean.dim()), kept(x.run, mask)
+    return mapped(
+        x, mean, lambda rows: summed_to(rows.masked_fill(where, 0.0), shape), samples=samples
+    )
 
 
 @rule("where")
 def where(condition: Any, input: Any, other: Any) -> Varying:
     """Either of two values, by a condition that does not vary."""
-    values = [value for value in (input, other) if isinstance(value, Varying)]
+    samples = merged([value for value in (input, other) if isinstance(value, Varying)])
+    return differentiated(torch.where, [condition, input, other], samples, EXACT)
 
-    return differentiated(torch.where, [condition, input, other], merged(values), EXACT)
 
-
-@rule(Tensor.where)
-def where_method(input: Any, condition: Any, other: Any) -> Varying:
-    """The same as a method of the first value."""
-    return where(condition, input, other)  # type: ignore[no-any-return]
+# As a method of the first value.
+rule(Tensor.where)(lambda input, condition, other: where(condition, input, other))

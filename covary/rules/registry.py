@@ -1,14 +1,8 @@
 """One registry from torch function to rule.
 
-A rule is a short function of the same arguments as the torch function, some of them ``Varying``. It
-says what becomes of mean and covariance, with the helpers of ``covary.rules.helpers``:
-
-    @rule("conv2d")
-    def conv2d(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
-        ...
-
-A name stands for all spellings of it: ``torch.relu``, ``F.relu``, ``Tensor.relu`` and, for rules
-of elementwise functions, ``Tensor.relu_``.
+A rule is a function of the same arguments as the torch function, some of them ``Varying``. It says
+what becomes of mean and covariance, with the helpers of ``covary.rules.helpers``. A name stands for
+all spellings of it: ``torch.relu``, ``F.relu``, ``Tensor.relu`` and ``Tensor.relu_``.
 """
 
 from __future__ import annotations
@@ -36,42 +30,32 @@ BATCH = "batch statistics"  # of the means, taken for constant
 class Rule(NamedTuple):
     """What becomes of a call with values that vary.
 
-    Attributes:
-        apply: takes the arguments of the call. None: the function is asked about the mean, and
-            answers with something that does not vary (a shape, a tensor of zeros).
-        activation: of an elementwise nonlinearity, the moment activation for the arguments behind
-            the first.
-        has_noise: whether noise enters before the activation.
-        increasing: whether the activation never falls, given the arguments behind the first: the
-            largest of several results is then the result of the largest.
-        is_composed: ``apply`` is made of other torch functions, which have rules of their own.
-        is_pair: with two arguments that vary, their covariance has to be measured.
-        is_moving: elements are put elsewhere, each with the sample that it belongs to.
-        is_choice: what it gives holds for the means, and does not vary.
-        lifts: noise enters what it makes of values that do not vary.
-        in_place: the result is written into the first argument.
+    Without ``apply`` and ``activation``, the function is asked about the mean, and answers with
+    something that does not vary (a shape, zeros).
     """
 
-    apply: Function | None = None
+    apply: Function | None = None  # takes the arguments of the call
+    # Of an elementwise function, its moment activation for the arguments behind the first.
     activation: Callable[..., MomentActivation] | None = None
-    has_noise: bool = True
+    has_noise: bool = True  # whether noise enters before the activation
+    # Whether the activation never falls, for the arguments behind the first: the largest of several
+    # results is then the result of the largest.
     increasing: Callable[..., bool] | None = None
-    is_composed: bool = False
-    is_pair: bool = False
-    is_moving: bool = False
-    is_choice: bool = False
-    lifts: bool = False
-    in_place: bool = False
+    is_composed: bool = False  # ``apply`` is made of other torch functions, which have rules
+    is_pair: bool = False  # of two arguments that vary, the covariance has to be measured
+    is_moving: bool = False  # elements are put elsewhere, each with its sample
+    is_choice: bool = False  # the result holds for the means, and does not vary
+    lifts: bool = False  # noise enters what it makes of values that do not vary
+    in_place: bool = False  # the result is written into the first argument
 
 
 RULES: dict[Any, Rule] = {}
-_PLACES = (torch, F, Tensor, torch.special, torch.linalg)
 
 
 def spellings(name: str) -> list[Any]:
     """The functions of this name: in torch, in its functional interface, as a method."""
     found = []
-    for place in _PLACES:
+    for place in (torch, F, Tensor, torch.special, torch.linalg):
         function = getattr(place, name, None)
         if isinstance(function, property) or type(function).__name__ == "getset_descriptor":
             function = function.__get__  # type: ignore[union-attr]
@@ -80,8 +64,7 @@ def spellings(name: str) -> list[Any]:
     return found
 
 
-def register(functions: tuple[str | Function, ...], entry: Rule) -> None:
-    """Let calls of these functions, or of all spellings of these names, follow a rule."""
+def _register(functions: tuple[str | Function, ...], entry: Rule) -> None:
     for function in functions:
         if not isinstance(function, str):
             RULES[function] = entry
@@ -89,20 +72,19 @@ def register(functions: tuple[str | Function, ...], entry: Rule) -> None:
         found = spellings(function)
         if not found:
             raise ValueError(f"torch has no function called {function!r}.")
-        for each in found:
-            RULES[each] = entry
-        for each in spellings(f"{function}_"):
-            RULES[each] = entry._replace(in_place=True)
+        RULES.update(dict.fromkeys(found, entry))
+        RULES.update(dict.fromkeys(spellings(f"{function}_"), entry._replace(in_place=True)))
 
 
-def rule(*functions: str | Function) -> Callable[[Function], Function]:
+def rule(*functions: str | Function, **flags: Any) -> Callable[[Function], Function]:
     """Decorate the rule of these torch functions (or names, for all their spellings).
 
-    The decorated function takes the arguments of the torch function and returns Varying values.
+    The decorated function takes the arguments of the torch function (but for ``inplace``) and
+    returns Varying values. ``flags`` are those of ``Rule``.
     """
 
     def decorate(apply: Function) -> Function:
-        register(functions, Rule(apply))
+        _register(functions, Rule(apply, **flags))
         return apply
 
     return decorate
@@ -110,24 +92,16 @@ def rule(*functions: str | Function) -> Callable[[Function], Function]:
 
 def composed(*functions: str | Function) -> Callable[[Function], Function]:
     """Decorate a function that does the same by other torch functions, which have rules."""
-
-    def decorate(apply: Function) -> Function:
-        register(functions, Rule(apply, is_composed=True))
-        return apply
-
-    return decorate
+    return rule(*functions, is_composed=True)
 
 
 def elementwise(
-    *functions: str | Function,
-    has_noise: bool = True,
-    increasing: Callable[..., bool] | None = None,
+    *functions: str | Function, **flags: Any
 ) -> Callable[[Callable[..., MomentActivation]], Callable[..., MomentActivation]]:
     """Decorate what gives the moment activation of an elementwise nonlinearity.
 
-    The decorated function takes the arguments behind the first, by the names that torch gives them;
-    an argument ``inplace`` says that the result is written into the first. ``has_noise`` and
-    ``increasing`` are those of ``Rule``.
+    The decorated function takes the arguments behind the first (but for ``inplace``), by the names
+    that torch gives them. ``flags`` (``has_noise``, ``increasing``) are those of ``Rule``.
 
     Examples:
         >>> import torch, covary
@@ -137,7 +111,7 @@ def elementwise(
     """
 
     def decorate(activation: Callable[..., MomentActivation]) -> Callable[..., MomentActivation]:
-        register(functions, Rule(None, activation, has_noise, increasing))
+        _register(functions, Rule(None, activation, **flags))
         return activation
 
     return decorate
@@ -145,4 +119,4 @@ def elementwise(
 
 def about_the_mean(*functions: str | Function) -> None:
     """Let these functions be asked about the mean; what they answer does not vary."""
-    register(functions, Rule())
+    _register(functions, Rule())

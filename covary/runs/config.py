@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,99 +13,58 @@ import torch
 from torch import Tensor, nn
 
 from covary import activations, models
+from covary.covariance import check_kind, class_name
 from covary.covariance import names as covariances
 from covary.files import FileError, read_text
 from covary.nn import Flatten, Rescale, Standardize
-from covary.runs.records import decoded
+from covary.runs.records import decoded, to_json
 from covary.training import TrainingConfig
 from covary.training.config import option
 
-# What a table's columns are called and how they are coded is decided once, in training.
 TABLE_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
-
-
-_FOR_TABLES = (
-    "target",
-    "task",
-    "test_fraction",
-    "missing",
-    "categories",
-    "drop",
-    "encoding",
-    "delimiter",
-)
 TRUNKS = {"lenet": models.lenet, "lenet5": models.lenet5, "vgg13": models.vgg13}
 # Not "shared": samples would depend on their neighbours.
 PER_SAMPLE = ("full", "tracked", "diagonal")
+PER_SAMPLE_HELP = (
+    "full, tracked, diagonal, or tracked:N, with exact variances in layers of up to N units"
+)
 PRECISIONS = ("32-true", "64-true", "16-mixed", "bf16-mixed")
+
+
+def _field(panel: str, default: Any, help_text: str, **more: Any) -> Any:
+    """A field that is an option of the command line, too, which explains it."""
+    return field(default=default, metadata=option(help_text, panel, **more))
+
+
+_training, _table = partial(_field, "Training"), partial(_field, "Tables")
+_network, _devices = partial(_field, "Network"), partial(_field, "Devices")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which data, and which part of them.
+    """Which data, and which part of them."""
 
-    Attributes:
-        name: a name that ``covary.data`` knows, or the path of a table.
-        split: which of the published splits, where there are several.
-        validation: fraction of the training data held out to watch training with.
-        augment: random crop and horizontal flip, for images.
-        limit: take so many samples at most to train on, and so many to test on; 0 for all.
-        target: columns to predict (tables; the following are for tables too).
-        task: ``"auto"``, ``"classification"`` or ``"regression"``.
-        test_fraction: fraction of the rows to test on.
-        missing: ``"error"``, ``"mean"`` or ``"drop"``.
-        categories: columns to take as categories though they look like numbers.
-        drop: columns to leave out.
-        encoding: how text is encoded.
-        delimiter: what separates columns; found out where empty.
-        sha256: of the table's file, so that nobody takes another one for it: rows of another file
-            would be divided into training and test rows in another way.
-    """
-
-    name: str
-    split: int = field(default=0, metadata=option("Which of the published splits (UCI sets)."))
-    validation: float = field(
-        default=0.1,
-        metadata=option(
-            "Fraction of the training data to hold out: to watch training with, and to calibrate "
-            "on."
-        ),
+    name: str  # that ``covary.data`` knows, or the path of a table
+    split: int = _training(0, "Which of the published splits (UCI sets).")
+    validation: float = _training(
+        0.1,
+        "Fraction of the training data to hold out: to watch training with, and to calibrate on.",
     )
-    augment: bool = field(
-        default=False, metadata=option("Random crop and horizontal flip of images.")
+    augment: bool = _training(False, "Random crop and horizontal flip of images.")
+    limit: int = _training(0, "Use so many samples at most, of each part; 0: all.", min=0)
+    target: tuple[str, ...] = _table((), "Column to predict; repeat for several.")
+    task: str = _table("auto", "auto, classification or regression.")
+    test_fraction: float = _table(0.2, "Fraction of the rows to test on.")
+    missing: str = _table(
+        "error", "Missing values: error, mean (fill in and mark) or drop (the row)."
     )
-    limit: int = field(
-        default=0, metadata=option("Use so many samples at most, of each part; 0: all.", min=0)
+    categories: tuple[str, ...] = _table(
+        (), "Column of numbers that are names; repeat for several.", flag="--category"
     )
-    target: tuple[str, ...] = field(
-        default=(), metadata=option("Column to predict; repeat for several.", "Tables")
-    )
-    task: str = field(
-        default="auto", metadata=option("auto, classification or regression.", "Tables")
-    )
-    test_fraction: float = field(
-        default=0.2, metadata=option("Fraction of the rows to test on.", "Tables")
-    )
-    missing: str = field(
-        default="error",
-        metadata=option(
-            "Missing values: error, mean (fill in and mark) or drop (the row).", "Tables"
-        ),
-    )
-    categories: tuple[str, ...] = field(
-        default=(),
-        metadata=option(
-            "Column of numbers that are names; repeat for several.", "Tables", flag="--category"
-        ),
-    )
-    drop: tuple[str, ...] = field(
-        default=(), metadata=option("Column to leave out; repeat for several.", "Tables")
-    )
-    encoding: str = field(default="utf-8", metadata=option("How text is encoded.", "Tables"))
-    delimiter: str = field(
-        default="", metadata=option("What separates columns; found out if not given.", "Tables")
-    )
-    sha256: str = ""
+    drop: tuple[str, ...] = _table((), "Column to leave out; repeat for several.")
+    encoding: str = _table("utf-8", "How text is encoded.")
+    delimiter: str = _table("", "What separates columns; found out if not given.")
+    sha256: str = ""  # of the table's file: rows of another one would be divided in another way
 
     def __post_init__(self) -> None:
         if not 0 <= self.validation < 1:
@@ -119,9 +79,9 @@ class DataConfig:
             raise ValueError(f"A limit is a number of samples, or 0 for all, got {self.limit}.")
         _check_choice("task", self.task, ("auto", "classification", "regression"))
         _check_choice("missing", self.missing, ("error", "mean", "drop"))
-        usual = {field.name: field.default for field in fields(self)}
-        for_the_other = ("split", "augment") if self.is_table else _FOR_TABLES
-        strange = [name for name in for_the_other if getattr(self, name) != usual[name]]
+        for_the_other = ("split", "augment") if self.is_table else FOR_TABLES
+        changed = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        strange = [name for name in changed if name in for_the_other]
         if strange:
             kind = "known sets" if self.is_table else "tables"
             raise ValueError(
@@ -135,88 +95,43 @@ class DataConfig:
         return self.name.lower().endswith(TABLE_SUFFIXES)
 
 
+# Options of ``covary.data.read_table``.
+FOR_TABLES = [each.name for each in fields(DataConfig) if each.metadata.get("panel") == "Tables"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Which network, from raw inputs to raw outputs: fully connected, behind a trunk if it has one.
 
-    Attributes:
-        hidden: units of the hidden layers.
-        trunk: ``"lenet"``, ``"lenet5"`` or ``"vgg13"`` for a convolutional trunk of ordinary layers
-            before the first moments (a mixed network), or none.
-        trunk_from: folder of a run whose trained trunk is taken, and not trained further; empty for
-            a trunk that is trained with the rest.
-        activation: a name of ``covary.activations``.
-        noise: sigma of the input and of each hidden layer, or one for all.
-        covariance: how it is held in training; evaluation always has one per sample.
-        exact_width: of ``covary.nn.Lift``, for evaluation with tracked covariances; None is the
-            least that was good enough, and is left out of ``config.toml``.
-        batch_norm: normalise before each activation.
-        poisson: images are rates in [0, 1] spikes per ms, with the variance of Poisson processes,
-            instead of going to [-1, 1] with constant noise alone.
-        dropout: probability of dropping a hidden unit in training.
-        task: ``"classification"`` or ``"regression"``.
-        input_shape: of one sample, as it is in the data.
-        outputs: how many classes or targets.
+    Evaluation always has a covariance per sample, however it is held in training.
     """
 
-    hidden: tuple[int, ...] = field(
-        metadata=option("Units of the hidden layers, such as 128,64,32.", "Network")
+    hidden: tuple[int, ...] = _network(MISSING, "Units of the hidden layers, such as 128,64,32.")
+    trunk: str = _network(
+        "", f"Ordinary layers before the first moments, for images: {', '.join(TRUNKS)}."
     )
-    trunk: str = field(
-        default="",
-        metadata=option(
-            f"Ordinary layers before the first moments, for images: {', '.join(TRUNKS)}.",
-            "Network",
-        ),
+    trunk_from: str = _network(
+        "", "Take the trained trunk of the run in this folder, and train only what is behind it."
     )
-    trunk_from: str = field(
-        default="",
-        metadata=option(
-            "Take the trained trunk of the run in this folder, and train only what is behind it.",
-            "Network",
-        ),
+    activation: str = _network("relu", f"One of {', '.join(activations.names())}.")
+    noise: tuple[float, ...] = _network(
+        (0.2,), "Sigma on the scaled input and on each hidden layer: one for all, or a list."
     )
-    activation: str = field(
-        default="relu", metadata=option(f"One of {', '.join(activations.names())}.", "Network")
+    covariance: str = _network(
+        "shared",
+        f"How it is held in training: {', '.join(covariances())}. tracked:N has exact variances in "
+        "layers of up to N units, in evaluation; tracked takes the least N that is good enough.",
     )
-    noise: tuple[float, ...] = field(
-        default=(0.2,),
-        metadata=option(
-            "Sigma on the scaled input and on each hidden layer: one for all, or a list.",
-            "Network",
-        ),
+    batch_norm: bool = _network(
+        False,
+        "Normalise before each activation. Not given: for spiking neurons (lif) only.",
+        flag="--batch-norm/--no-batch-norm",
     )
-    covariance: str = field(
-        default="shared",
-        metadata=option(f"How it is held in training: {', '.join(covariances())}.", "Network"),
-    )
-    exact_width: int | None = field(
-        default=None,
-        metadata=option(
-            "With tracked covariances, in evaluation: layers of up to so many units have exact "
-            "variances. Not given: the least that is good enough.",
-            "Network",
-            min=0,
-        ),
-    )
-    batch_norm: bool = field(
-        default=False,
-        metadata=option(
-            "Normalise before each activation. Not given: for spiking neurons (lif) only.",
-            "Network",
-            flag="--batch-norm/--no-batch-norm",
-        ),
-    )
-    poisson: bool = field(
-        default=False,
-        metadata=option("Pixels are rates of spikes, whose variance is their mean.", "Network"),
-    )
-    dropout: float = field(
-        default=0.0, metadata=option("Probability of dropping a hidden unit.", "Network")
-    )
-    task: str = "classification"
-    input_shape: tuple[int, ...] = ()
-    outputs: int = 0
+    poisson: bool = _network(False, "Pixels are rates of spikes, whose variance is their mean.")
+    dropout: float = _network(0.0, "Probability of dropping a hidden unit.")
+    task: str = "classification"  # or "regression"
+    input_shape: tuple[int, ...] = ()  # of one sample, as it is in the data
+    outputs: int = 0  # classes or targets
 
     def __post_init__(self) -> None:
         if self.trunk:
@@ -235,6 +150,11 @@ class ModelConfig:
         return len(self.input_shape) == 3
 
     @property
+    def tracked(self) -> str:
+        """Tracked covariances as they were asked for in training, else as ``track`` finds best."""
+        return self.covariance if class_name(self.covariance) == "tracked" else "tracked"
+
+    @property
     def widths(self) -> list[int]:
         """Units of every layer that has moments, from the first inputs to the outputs."""
         inputs = torch.Size(self.input_shape)
@@ -249,27 +169,20 @@ class ModelConfig:
         Bytes of images go to [-1, 1], as in the paper; as rates they go to [0, 1].
         """
         noise = self.noise * (len(self.widths) - 1) if len(self.noise) == 1 else self.noise
-        net = models.mlp(
-            self.widths,
-            activation=self.activation,
-            noise=list(noise),
-            covariance=self.covariance,
-            exact_width=self.exact_width,
-            batch_norm=self.batch_norm,
-            poisson=self.poisson,
-            dropout=self.dropout,
-        )
+        alike = ("activation", "covariance", "batch_norm", "poisson", "dropout")
+        settings: dict[str, Any] = {name: getattr(self, name) for name in alike}
+        net = models.mlp(self.widths, noise=list(noise), **settings)
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         if self.is_image:
             shift, scale = (0.0, 255.0) if self.poisson else (127.5, 127.5)
             layers["standardize"] = Standardize(torch.tensor(shift), torch.tensor(scale))
-            if self.trunk:
-                trunk = TRUNKS[self.trunk](self.input_shape)
-                layers["trunk"] = models.Frozen(*trunk) if self.trunk_from else trunk
-            else:
-                layers["flatten"] = Flatten()
         else:
             layers["standardize"] = Standardize(*_nothing_and_one(self.widths[0]))
+        if self.trunk:
+            trunk = TRUNKS[self.trunk](self.input_shape)
+            layers["trunk"] = models.Frozen(*trunk) if self.trunk_from else trunk
+        elif self.is_image:
+            layers["flatten"] = Flatten()
         layers.update(net.named_children())
         if self.task == "regression":
             layers["rescale"] = Rescale(*_nothing_and_one(self.outputs))
@@ -283,11 +196,8 @@ class RunConfig:
     data: DataConfig
     model: ModelConfig
     training: TrainingConfig
-    precision: str = field(
-        default="32-true",
-        metadata=option(
-            f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}; moments keep 32 bits.", "Devices"
-        ),
+    precision: str = _devices(
+        "32-true", f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}; moments keep 32 bits."
     )
 
     def __post_init__(self) -> None:
@@ -297,16 +207,13 @@ class RunConfig:
         """The configuration as text, readable by ``from_toml``."""
         import tomlkit
 
-        document = tomlkit.document()
-        document["precision"] = self.precision
-        for section in ("data", "model", "training"):
-            values = asdict(getattr(self, section))
-            document[section] = {
-                key: list(value) if isinstance(value, tuple) else value
-                for key, value in values.items()
-                if value is not None  # for which TOML has no word
-            }
-        return tomlkit.dumps(document)
+        content = to_json(self)
+        sections = {
+            # TOML has no word for None
+            name: {key: value for key, value in content.pop(name).items() if value is not None}
+            for name in ("data", "model", "training")
+        }
+        return tomlkit.dumps(content | sections)
 
     @classmethod
     def from_toml(cls, path: Path) -> RunConfig:
@@ -320,12 +227,9 @@ class RunConfig:
         except (TOMLKitError, RecursionError) as error:
             raise FileError(f"{said}: {error}.") from error
         config = decoded(cls, found, said)
-        for name, section in (("", cls), *_SECTIONS.items()):
-            known = {field.name for field in fields(section)}
-            unknown = sorted(set(found[name] if name else found) - known)
-            if unknown:
-                where = f"section {name!r} has " if name else ""
-                raise FileError(f"{said}: {where}unknown entries {', '.join(unknown)}.")
+        unknown = sorted(_flat(found).keys() - _flat(asdict(config)).keys())
+        if unknown:
+            raise FileError(f"{said}: unknown entries {', '.join(unknown)}.")
         return config
 
     def differences(self, other: RunConfig) -> list[str]:
@@ -338,6 +242,19 @@ class RunConfig:
         ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class DeviceConfig:
+    """Where a run is trained and what it keeps; what it computes does not depend on that."""
+
+    accelerator: str = _devices("auto", "auto (cuda, else cpu), or one of Lightning Fabric's.")
+    devices: int = _devices(1, "How many; each gets its part of every batch.", min=1)
+    strategy: str = _devices("auto", "How devices work together, such as ddp.")
+    checkpoint_minutes: float = _devices(5.0, "Save this often within long epochs.")
+    keep: tuple[int, ...] = _devices(
+        (), "Keep the weights after these epochs too, such as 1,2,5,10."
+    )
+
+
 def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         raise ValueError(f"Unknown {name} {value!r}; known are {', '.join(known)}.")
@@ -347,31 +264,22 @@ def _nothing_and_one(n: int) -> tuple[Tensor, Tensor]:
     return torch.zeros(n, dtype=torch.float64), torch.ones(n, dtype=torch.float64)
 
 
-_SECTIONS: dict[str, type[Any]] = {
-    "data": DataConfig,
-    "model": ModelConfig,
-    "training": TrainingConfig,
-}
-
-
-def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
+def _flat(sections: dict[str, Any]) -> dict[str, Any]:
+    """Entries of sections as ``section.entry``, others as they are."""
     flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= (
-            _flat(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
-        )
+    for key, value in sections.items():
+        if isinstance(value, dict) and value:
+            flat |= {f"{key}.{name}": entry for name, entry in value.items()}
+        else:
+            flat[key] = value
     return flat
 
 
-def check_covariance(covariance: str | None, exact_width: int | None, model: ModelConfig) -> str:
-    """How to hold the covariance in evaluation, if it can be held so."""
-    if covariance is None:
-        covariance = "tracked" if model.covariance == "tracked" else "full"
-    if covariance not in PER_SAMPLE:
+def check_covariance(covariance: str) -> None:
+    """Raise an error unless a measurement can hold covariances so: one for each sample."""
+    if class_name(covariance) not in PER_SAMPLE:
         raise ValueError(
-            f"Evaluation gives each sample a covariance of its own: {', '.join(PER_SAMPLE)}; got "
+            f"Measurements give each sample a covariance of its own: {PER_SAMPLE_HELP}. Got "
             f"{covariance!r}."
         )
-    if exact_width is not None and covariance != "tracked":
-        raise ValueError(f"exact_width is for tracked covariances, not for {covariance} ones.")
-    return covariance
+    check_kind(covariance)

@@ -8,15 +8,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 
+from covary.models import with_covariance
 from covary.runs.directory import Run, RunError
+from covary.runs.tracking import quietly
 
 Kind = TypeVar("Kind")
 # Of a pass that is over sooner, the fastest of as many as fit this time is taken.
 _SECONDS_AT_LEAST = 0.02
+_STATUS = Path("/proc/self/status")
 
 
 def fastest(
@@ -43,11 +47,12 @@ def _fastest(one_pass: Callable[[], object]) -> float:
             return best
 
 
-def peak_memory(run: Run, covariance: str, exact_width: int | None, batch: int) -> float | None:
+def peak_memory(run: Run, covariance: str, batch: int) -> float | None:
     """Megabytes for a batch, in a fresh process where nothing else has raised the peak."""
-    width = "none" if exact_width is None else str(exact_width)
-    command = [sys.executable, "-m", "covary.runs.peak_memory", str(run.path), covariance, width]
-    ran = subprocess.run([*command, str(batch)], capture_output=True, text=True, check=False)
+    arguments = json.dumps([str(run.path), covariance, batch])
+    program = "from covary.runs import costs; costs.print_above_idle()"
+    command = [sys.executable, "-c", program, arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if ran.returncode:
         why = (ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"])[-1]
         raise RunError(
@@ -56,3 +61,48 @@ def peak_memory(run: Run, covariance: str, exact_width: int | None, batch: int) 
         )
     found: float | None = json.loads(ran.stdout)
     return found
+
+
+def print_above_idle() -> None:
+    """What the fresh process does: arguments of ``above_idle`` in, its result out, as JSON."""
+    path, covariance, batch = json.loads(sys.argv[1])
+    sys.stdout.write(json.dumps(above_idle(Run(path), covariance, batch)))
+
+
+@torch.no_grad()
+@quietly()
+def above_idle(run: Run, covariance: str, batch: int) -> float | None:
+    """Peak of one batch, covariances of the outputs included, above what was held before.
+
+    In megabytes, or None where the system does not tell.
+    """
+    model = run.config.model
+    net = run.network()
+    # Memory does not depend on values, and data would raise the peak while they are read.
+    dtype = torch.uint8 if model.is_image else torch.float64
+    x = torch.zeros(batch, *model.input_shape, dtype=dtype)
+    if torch.cuda.is_available():
+        net, x = net.cuda(), x.cuda()
+    # What torch loads when it first computes is not for the covariance to answer for.
+    with_covariance(net, "diagonal")(x[:1])
+    idle = peak()
+    held = with_covariance(net, covariance)(x).covariance_matrix
+    most = peak()
+    del held
+    return None if idle is None or most is None else most - idle
+
+
+def peak() -> float | None:
+    """The most memory that this process has held, in MB."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1e6
+    if _STATUS.exists():
+        # Linux: ru_maxrss would begin with what the parent process held when it started this one.
+        lines = _STATUS.read_text().splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1.024e-3
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    unit = 1e6 if sys.platform == "darwin" else 1e3  # bytes on macOS
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit

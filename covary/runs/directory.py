@@ -9,48 +9,42 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
 from covary.data import Dataset, Schema
 from covary.data.locking import held
-from covary.files import FileError, read_json, read_tensors, read_text, write_json, write_tensors
+from covary.files import FileError, read_json, read_tensors, read_text, write_tensors
 from covary.models import with_covariance
 from covary.nn import Noisy
 from covary.nn.fidelity import Fidelity as TrackingFidelity
-from covary.runs import held_out, predictions
+from covary.runs import predictions, results
 from covary.runs.config import RunConfig
-from covary.runs.held_out import Calibration, HeldOut, KeptCalibration
 from covary.runs.predictions import Predictions
-from covary.runs.records import Numbers, Record, decoded
-from covary.runs.results import (
-    Attack,
-    Environment,
-    Evaluation,
-    Fidelity,
-    Result,
-    SpikingVerification,
-    Verification,
-    check_belongs,
-)
-from covary.runs.samples import foreign_sets, load_data
+from covary.runs.records import Numbers, Stored, decoded
+from covary.runs.results import Calibration, HeldOut, KeptCalibration
+from covary.runs.samples import load_data, ood_sets
 from covary.training import log
 from covary.training.checkpoint import load_weights, snapshot_path
 from covary.uncertainty.fitted import FittedScore
 
 Value = TypeVar("Value")
-Kept = TypeVar("Kept", bound=Record)
+Kept = TypeVar("Kept", bound=Stored)
 _LIBRARIES = ("covary", "torch", "numpy", "lightning-fabric", "safetensors")
 # They change how a covariance is found, not what the network is.
 _TRACKING_BUFFERS = ("log_correction", "probed", "fidelity")
-
+_CALIBRATION = "calibration.json"
+# The name of each fitted score in results, and its file.
+_SCORES = {"fitted": "score.safetensors", "fitted_plain": "score-plain.safetensors"}
+HELD_OUT = (_CALIBRATION, *_SCORES.values())
+_MEASURED = ("fidelity", "verification", "spikes", "attack")
 _FILES = (
-    "config.toml",
+    "config.toml",  # first, and therefore the last one that is put aside
     "schema.json",
     "environment.json",
     "metrics.jsonl",
@@ -58,21 +52,10 @@ _FILES = (
     "model.safetensors",
     "evaluation.json",
     "predictions.npz",
-    "fidelity.json",
-    "fidelity.npz",
-    "verification.json",
-    "verification.npz",
-    "spikes.json",
-    "spikes.npz",
-    "calibration.json",
-    "score.safetensors",
-    "score-plain.safetensors",
-    "attack.json",
-    "attack.npz",
+    *HELD_OUT,
+    *(name + suffix for name in _MEASURED for suffix in (".json", ".npz")),
     "report.html",
 )
-
-
 _FOLDERS = ("tensorboard", "figures", "epochs")
 
 
@@ -80,75 +63,79 @@ class RunError(ValueError):
     """A folder that is no run, or not in the state that was asked for."""
 
 
+class _File(Generic[Kept]):
+    """A file of JSON that a command left in a run's folder, with its type; None if it is absent."""
+
+    def __init__(self, kind: type[Kept], file: str, command: str) -> None:
+        self.kind, self.file, self.command = kind, file, command
+
+    def __get__(self, run: Run | None, _: type[Run]) -> Kept | None:
+        if run is None:
+            raise AttributeError(f"{self.file} belongs to a run: covary.runs.open(folder).")
+        path = run.path / self.file
+        if not path.exists():
+            return None
+        remedy, files = run.remedy(self.command), (path, path.with_suffix(".npz"))
+        return run.once(self.file, lambda: self.kind.read(path, remedy), *files)
+
+
 class Run:
     """A folder with a trained network, and what is in it.
 
     Everything in it is text, JSON, safetensors or numpy; nothing is pickled. Each file is read when
     it is first asked for, checked once, and read again only if it has changed. What was never
-    measured is None.
+    measured is None: ``evaluation``, ``fidelity``, ``attack``, ``verification`` and ``spikes`` (of
+    spiking neurons) are what the commands of these names measured, ``environment`` is how it was
+    trained.
 
     Args:
         path: the folder.
         data_dir: where data are looked for first.
     """
 
+    environment = _File(results.Environment, "environment.json", "")
+    evaluation = _File(results.Evaluation, "evaluation.json", "evaluate")
+    fidelity = _File(results.Fidelity, "fidelity.json", "fidelity")
+    attack = _File(results.Attack, "attack.json", "attack")
+    verification = _File(results.Verification, "verification.json", "verify")
+    spikes = _File(results.SpikingVerification, "spikes.json", "verify")
+    kept_calibration = _File(KeptCalibration, _CALIBRATION, "calibrate")  # of whatever weights
+
     def __init__(self, path: Path | str, *, data_dir: str | None = None) -> None:
         self.path = Path(path)
         self.data_dir = data_dir
+        self.config_path = self.path / "config.toml"
+        self.schema_path = self.path / "schema.json"  # of a table
+        self.environment_path = self.path / "environment.json"  # how it was trained
+        self.model_path = self.path / "model.safetensors"  # of a finished training
+        self.checkpoint_path = self.path / "checkpoint.safetensors"  # all that --resume needs
+        self.metrics_path = self.path / "metrics.jsonl"  # a row per epoch
+        self.evaluation_path = self.path / "evaluation.json"
+        self.predictions_path = self.path / "predictions.npz"  # of every sample
+        self.fidelity_path = self.path / "fidelity.json"
+        self.attack_path = self.path / "attack.json"
+        self.verification_path = self.path / "verification.json"
+        self.spikes_path = self.path / "spikes.json"
+        self._aside = self.path / ".replaced"
         self._kept: dict[str, tuple[object, Any]] = {}
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
 
-    @property
-    def config_path(self) -> Path:
-        """Which data, network and training: ``config.toml``."""
-        return self.path / "config.toml"
+    def once(self, name: str, read: Callable[[], Value], *files: Path) -> Value:
+        """What was read before; it is read again if one of the files has changed since."""
+        found = [path.stat() if path.exists() else None for path in files]
+        stamps = [stat and (stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in found]
+        if name not in self._kept or self._kept[name][0] != (files, stamps):
+            self._kept[name] = ((files, stamps), read())
+        value: Value = self._kept[name][1]
+        return value
 
-    @property
-    def model_path(self) -> Path:
-        """The weights of a finished training: ``model.safetensors``."""
-        return self.path / "model.safetensors"
-
-    @property
-    def checkpoint_path(self) -> Path:
-        """All that ``--resume`` needs: ``checkpoint.safetensors``."""
-        return self.path / "checkpoint.safetensors"
-
-    @property
-    def metrics_path(self) -> Path:
-        """A row per epoch: ``metrics.jsonl``."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def evaluation_path(self) -> Path:
-        """What ``covary evaluate`` measured: ``evaluation.json``."""
-        return self.path / "evaluation.json"
-
-    @property
-    def predictions_path(self) -> Path:
-        """Mean, variance and entropy of every sample: ``predictions.npz``."""
-        return self.path / "predictions.npz"
-
-    @property
-    def fidelity_path(self) -> Path:
-        """What ``covary fidelity`` measured: ``fidelity.json``."""
-        return self.path / "fidelity.json"
-
-    @property
-    def attack_path(self) -> Path:
-        """What ``covary attack`` measured: ``attack.json``."""
-        return self.path / "attack.json"
-
-    @property
-    def verification_path(self) -> Path:
-        """What ``covary verify`` measured: ``verification.json``."""
-        return self.path / "verification.json"
-
-    @property
-    def spikes_path(self) -> Path:
-        """What ``covary verify`` measured of spiking neurons: ``spikes.json``."""
-        return self.path / "spikes.json"
+    def remedy(self, command: str) -> str:
+        """What to do about a damaged file that a command wrote."""
+        if not command:
+            return "Nothing needs that file: remove it."
+        return f"Run `covary {command} {self.path}` again, or remove the file."
 
     def exists(self) -> bool:
         """Whether a run was begun here."""
@@ -158,16 +145,22 @@ class Run:
     def config(self) -> RunConfig:
         """The configuration, or an error that says what is missing."""
         if not self.exists():
-            hint = "Train one first: covary train DATA --out " + str(self.path)
-            raise RunError(f"{self.path} holds no run (there is no config.toml in it). {hint}")
-        return self._once(
-            "config", [self.config_path], lambda: RunConfig.from_toml(self.config_path)
-        )
+            inner = sorted(self.path.glob("seed-*/mnn/config.toml"))
+            if inner:
+                raise RunError(
+                    f"{self.path} holds a comparison (covary compare), which has a run for each "
+                    f"seed. Name one of them, such as {inner[0].parent}."
+                )
+            raise RunError(
+                f"{self.path} holds no run (there is no config.toml in it). Train one first: "
+                f"covary train DATA --out {self.path}"
+            )
+        return self.once("config", lambda: RunConfig.from_toml(self.config_path), self.config_path)
 
     @property
     def config_text(self) -> str:
         """``config.toml`` as it is."""
-        return self._once("text", [self.config_path], lambda: read_text(self.config_path))
+        return read_text(self.config_path)
 
     @property
     def classifies(self) -> bool:
@@ -177,15 +170,10 @@ class Run:
     @property
     def schema(self) -> Schema | None:
         """How the columns of a table became numbers; None for other data."""
-        path = self.path / "schema.json"
+        path = self.schema_path
         if not path.exists():
             return None
-        return self._once("schema", [path, self.config_path], lambda: _schema(path, self.config))
-
-    @property
-    def environment(self) -> Environment | None:
-        """How it was trained: command, versions, machine."""
-        return self._result(Environment, self.path / "environment.json", "train")
+        return self.once("schema", lambda: _schema(path, self.config), path, self.config_path)
 
     @property
     def history(self) -> tuple[Numbers, ...]:
@@ -193,39 +181,32 @@ class Run:
         path = self.metrics_path
         if not path.exists():
             return ()
-        return self._once("history", [path, self.config_path], lambda: _history(path, self.config))
+        return self.once("history", lambda: _history(path, self.config), path, self.config_path)
 
     @property
     def data(self) -> Dataset:
         """The data that it was trained on, and is tested on."""
-        config = self.config
-        table = [Path(config.data.name)] if config.data.is_table else []
-        return self._once(
+        config, seed = self.config.data, self.config.training.seed
+        return self.once(
             "data",
-            [self.config_path, *(path for path in table if path.exists())],
-            lambda: load_data(config.data, data_dir=self.data_dir, seed=config.training.seed)[0],
+            lambda: load_data(config, data_dir=self.data_dir, seed=seed)[0],
+            self.config_path,
+            *([Path(config.name)] if config.is_table else []),
         )
 
-    def foreign(self, names: Sequence[str], *, seed: int) -> tuple[dict[str, Tensor], list[str]]:
-        """Out-of-distribution inputs, by what they are called in results; notes on reading them."""
-        return foreign_sets(
+    def ood(self, names: Sequence[str], *, seed: int) -> tuple[dict[str, Tensor], list[str]]:
+        """Out-of-distribution inputs, by what results call them, and notes on reading them."""
+        return ood_sets(
             self.config.data, self.schema, self.data, names, data_dir=self.data_dir, seed=seed
         )
 
-    def network(
-        self,
-        covariance: str | None = None,
-        *,
-        exact_width: int | None = None,
-        epoch: int | None = None,
-    ) -> nn.Sequential:
+    def network(self, covariance: str | None = None, *, epoch: int | None = None) -> nn.Sequential:
         """A new copy of the network, in evaluation mode: raw inputs in, raw outputs out.
 
         As far as training has come: a run that is not finished has its weights in the checkpoint.
 
         Args:
             covariance: how it is held; as in training if None.
-            exact_width: of tracked covariances, as in ``covary.with_covariance``.
             epoch: as it was after an epoch whose weights were put aside (``covary train --keep``).
         """
         model = self.config.model
@@ -240,15 +221,13 @@ class Run:
         net.eval()
         if covariance is None:
             return net
-        width = model.exact_width if exact_width is None else exact_width
-        return with_covariance(
-            net, covariance, exact_width=width if covariance == "tracked" else None
-        )
+        return with_covariance(net, model.tracked if covariance == "tracked" else covariance)
 
     @property
     def weights(self) -> str:
         """Digest of the network, to know it by."""
-        return self._once("digest", self._weight_files(), lambda: weights_digest(self.network()))
+        files = (self.config_path, self.model_path, self.checkpoint_path)
+        return self.once("digest", lambda: weights_digest(self.network()), *files)
 
     @property
     def tracking(self) -> TrackingFidelity | None:
@@ -275,16 +254,12 @@ class Run:
                 "Go on with it: the same covary train command, with --resume in place of "
                 "--overwrite. (A run that it was to replace is in .replaced there.)"
             )
-        tensors, _ = self._once(f"tensors {path.name}", [path], lambda: read_tensors(path))
+        tensors, _ = self.once(f"tensors {path.name}", lambda: read_tensors(path), path)
         return path, {
             name.removeprefix(prefix): value
             for name, value in tensors.items()
             if name.startswith(prefix)
         }
-
-    def _weight_files(self) -> list[Path]:
-        files = (self.config_path, self.model_path, self.checkpoint_path)
-        return [path for path in files if path.exists()]
 
     def kept_epochs(self) -> list[int]:
         """Epochs whose weights were put aside, in order."""
@@ -292,66 +267,58 @@ class Run:
         return sorted(int(path.stem) for path in folder.glob("[0-9]*.safetensors"))
 
     @property
-    def evaluation(self) -> Evaluation | None:
-        """What ``covary evaluate`` measured."""
-        return self._result(Evaluation, self.evaluation_path, "evaluate")
-
-    @property
     def predictions(self) -> Mapping[str, Predictions] | None:
         """What the network said to each input when it was evaluated, by part."""
         evaluation, path = self.evaluation, self.predictions_path
         if evaluation is None or not path.exists():
             return None
-        remedy = self._remedy("evaluate")
+        remedy = self.remedy("evaluate")
 
         def read() -> dict[str, Predictions]:
             if evaluation.predictions_sha256:
-                check_belongs(path, evaluation.predictions_sha256, self.evaluation_path, remedy)
+                results.check_belongs(
+                    path, evaluation.predictions_sha256, self.evaluation_path, remedy
+                )
             return predictions.read(path, task=evaluation.task, remedy=remedy)
 
-        return self._once("predictions", [path, self.evaluation_path], read)
+        return self.once("predictions", read, path, self.evaluation_path)
 
-    @property
-    def fidelity(self) -> Fidelity | None:
-        """What ``covary fidelity`` measured."""
-        return self._result(Fidelity, self.fidelity_path, "fidelity")
+    def about(self, started: datetime, seed: int) -> dict[str, Any]:
+        """Fields that all results have: what was measured, and how that came about."""
+        return {
+            "dataset": self.config.data.name,
+            "task": self.config.model.task,
+            "weights": self.weights,
+            **environment(started, seed=seed),
+        }
 
-    @property
-    def attack(self) -> Attack | None:
-        """What ``covary attack`` measured."""
-        return self._result(Attack, self.attack_path, "attack")
-
-    @property
-    def verification(self) -> Verification | None:
-        """What ``covary verify`` measured."""
-        return self._result(Verification, self.verification_path, "verify")
-
-    @property
-    def spikes(self) -> SpikingVerification | None:
-        """What ``covary verify`` measured of a network of spiking neurons."""
-        return self._result(SpikingVerification, self.spikes_path, "verify")
-
-    def is_current(self, result: Result | None) -> bool:
+    def is_current(self, result: results.Result | None) -> bool:
         """Whether there is a result, and it is of the weights in the folder."""
         return result is not None and result.weights == self.weights
 
     @property
-    def kept_calibration(self) -> KeptCalibration | None:
-        """``calibration.json``, of whatever weights."""
-        path = self.path / held_out.CALIBRATION
-        if not path.exists():
-            return None
-        return self._once("calibration", [path], lambda: held_out.read_calibration(path))
-
-    @property
     def held_out(self) -> HeldOut | None:
-        """What held-out data gave for the weights in the folder."""
+        """What held-out data gave for the weights in the folder; None if a score of it is gone."""
         kept = self.kept_calibration
         if kept is None or kept.weights != self.weights:
             return None
-        scores = [self.path / file for _, file in held_out.SCORES.values()]
-        files = [self.path / held_out.CALIBRATION, *(path for path in scores if path.exists())]
-        return self._once("held out", files, lambda: held_out.read(self.path, kept))
+        files = (self.path / name for name in HELD_OUT)
+        return self.once("held out", lambda: _held_out(self.path, kept), *files)
+
+    def save_held_out(self, found: HeldOut, covariance: str) -> None:
+        """Keep what was fitted; a score that could not be fitted is kept no longer."""
+        for name, score in found.scores.items():
+            score.save(self.path / _SCORES[name], weights=self.weights, covariance=covariance)
+        KeptCalibration(
+            **found.numbers(),
+            samples=found.samples,
+            notes=tuple(found.notes),
+            weights=self.weights,
+            covariance=covariance,
+            scores=tuple(found.scores),
+        ).write(self.path / _CALIBRATION)
+        for name in _SCORES.keys() - found.scores.keys():
+            (self.path / _SCORES[name]).unlink(missing_ok=True)
 
     @property
     def calibration(self) -> Calibration | None:
@@ -399,10 +366,6 @@ class Run:
         """Remove what was put aside."""
         shutil.rmtree(self._aside, ignore_errors=True)
 
-    @property
-    def _aside(self) -> Path:
-        return self.path / ".replaced"
-
     @contextmanager
     def held_for_training(self) -> Iterator[None]:
         """Keep other processes from training into the same folder meanwhile."""
@@ -431,48 +394,15 @@ class Run:
         if not self.model_path.exists():
             return False
         weights, metadata = read_tensors(self.model_path)
-        state = net.state_dict()
-        tracking = {name: state[name] for name in state if _is_tracking(name)}
+        tracking = {name: value for name, value in net.state_dict().items() if _is_tracking(name)}
         write_tensors(self.model_path, weights | tracking, metadata or None)
         return True
 
-    def write_json(self, name: str, content: dict[str, Any]) -> None:
-        """Write a file of JSON, whole or not at all."""
-        write_json(self.path / name, content)
-
-    def _result(self, kind: type[Kept], path: Path, command: str) -> Kept | None:
-        if not path.exists():
-            return None
-        beside = path.with_suffix(".npz")
-        files = [path, beside] if beside.exists() else [path]
-        return self._once(path.name, files, lambda: kind.read(path, self._remedy(command)))
-
-    def _remedy(self, command: str) -> str:
-        if command == "train":
-            return "Nothing needs that file: remove it."
-        return f"Run `covary {command} {self.path}` again, or remove the file."
-
-    def _once(self, name: str, files: Sequence[Path], read: Callable[[], Value]) -> Value:
-        """What was read before, unless one of the files is another one now."""
-        stamps = [(s.st_mtime_ns, s.st_size, s.st_ino) for s in map(Path.stat, files)]
-        kept = self._kept.get(name)
-        if kept is not None and kept[0] == (files, stamps):
-            value: Value = kept[1]
-            return value
-        value = read()
-        self._kept[name] = ((files, stamps), value)
-        return value
-
 
 def open_run(path: Path | str, *, data_dir: str | None = None) -> Run:
-    """The run in a folder.
+    """The run in a folder, as ``covary train`` left it; a ``RunError`` if there is none.
 
-    Args:
-        path: the folder, as ``covary train`` left it.
-        data_dir: where data are looked for first.
-
-    Raises:
-        RunError: if there is no run.
+    Data are looked for in ``data_dir`` first.
     """
     run = Run(path, data_dir=data_dir)
     _ = run.config
@@ -481,7 +411,7 @@ def open_run(path: Path | str, *, data_dir: str | None = None) -> Run:
 
 def _schema(path: Path, config: RunConfig) -> Schema:
     remedy = "It was written by covary train: train again, or take it from a copy of the run."
-    schema = decoded(Schema, read_json(path), str(path), remedy)
+    schema = decoded(Schema, read_json(path, remedy), str(path), remedy)
     if config.data.is_table and (len(schema.features),) != config.model.input_shape:
         raise FileError(
             f"{path} has columns for {len(schema.features)} inputs, and the network of config.toml "
@@ -498,11 +428,24 @@ def _history(path: Path, config: RunConfig) -> tuple[Numbers, ...]:
         epoch = row.get("epoch")
         if not isinstance(epoch, int):
             raise FileError(f"{path}, step {row['step']}, has no whole number as 'epoch'.")
-        numbers = {
-            key: value for key, value in row.items() if isinstance(value, int | float | None)
+        epochs[epoch] = {
+            k: value for k, value in row.items() if isinstance(value, int | float | None)
         }
-        epochs[epoch] = numbers
     return tuple(epochs[epoch] for epoch in sorted(epochs) if epoch <= config.training.epochs)
+
+
+def _held_out(folder: Path, kept: KeptCalibration) -> HeldOut | None:
+    """All that belongs to a calibration; None if a score is gone, or is of another network."""
+    scores = {}
+    for name, file in _SCORES.items():
+        if (folder / file).exists():
+            scores[name], about = FittedScore.load_with(folder / file)
+            if about != {"weights": kept.weights, "covariance": kept.covariance}:
+                return None
+    if set(kept.scores) != set(scores):
+        return None
+    found = (kept.samples, list(kept.notes), kept.noise, kept.thresholds)
+    return HeldOut(kept.layer(), scores, *found)
 
 
 def _is_tracking(name: str) -> bool:
@@ -522,21 +465,16 @@ def weights_digest(net: nn.Module) -> str:
     }
     digest = hashlib.sha256()
     for name, value in net.state_dict().items():
-        if _is_tracking(name) or name in noises:
-            continue
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+        if not _is_tracking(name) and name not in noises:
+            digest.update(name.encode())
+            digest.update(value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
 def environment(started: datetime, *, code: Sequence[Path] = (), **more: Any) -> dict[str, Any]:
     """What a result depends on besides its configuration: command, versions, commit, machine.
 
-    Args:
-        started: when the work began.
-        code: folders beside covary's own whose code decides the result; changes there mark the
-            commit, too.
-        **more: further entries.
+    Changes in folders of other ``code`` that decides the result mark the commit, too.
     """
     return {
         "command": command_line(),
@@ -544,14 +482,14 @@ def environment(started: datetime, *, code: Sequence[Path] = (), **more: Any) ->
         "git_commit": _git_commit(code),
         "platform": f"{platform.system()} {platform.machine()}",
         "started": started.isoformat(timespec="seconds"),
-        **elapsed(started),
+        "seconds": elapsed(started),
         **more,
     }
 
 
-def elapsed(started: datetime) -> dict[str, float]:
-    """How long it has taken until now."""
-    return {"seconds": round((datetime.now(timezone.utc) - started).total_seconds(), 1)}
+def elapsed(started: datetime) -> float:
+    """Seconds until now."""
+    return round((datetime.now(timezone.utc) - started).total_seconds(), 1)
 
 
 def command_line() -> str:
@@ -567,18 +505,13 @@ def versions() -> dict[str, str]:
     """Python and the libraries that numbers depend on."""
     found = {"python": platform.python_version()}
     for name in _LIBRARIES:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 
 def _git_commit(code: Sequence[Path]) -> str | None:
-    """The commit of covary's own source, if it runs from a clone; marked if files of it differ.
-
-    It is also marked if files in folders of other ``code`` differ.
-    """
+    """The commit of covary's clone, if it is one; marked if files of it or of ``code`` differ."""
     folders = [".", *map(str, code)]
     commit, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--", *folders)
     return f"{commit}-dirty" if commit and changes else commit

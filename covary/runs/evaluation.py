@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,12 +13,11 @@ from torch import nn
 
 from covary.models import with_covariance
 from covary.nn import Rescale
+from covary.progress import Steps
 from covary.runs import predictions
-from covary.runs.directory import Run, environment
-from covary.runs.held_out import HeldOut
-from covary.runs.measuring import Progress, layer_names, measure
+from covary.runs.directory import Run
 from covary.runs.predictions import Predictions
-from covary.runs.results import CalibrationResult, Evaluation, TrackedFidelity, sha256
+from covary.runs.results import CalibrationResult, Evaluation, HeldOut, TrackedFidelity, sha256
 from covary.runs.tracking import chosen, quietly
 from covary.runs.uncertainty import known_or_fitted
 from covary.uncertainty import metrics
@@ -27,10 +27,9 @@ def evaluate(
     run: Run,
     *,
     covariance: str | None = None,
-    exact_width: int | None = None,
     ood: Sequence[str] = (),
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Steps | None = None,
 ) -> Evaluation:
     """Measure a run on its test data, and on out-of-distribution data where they are named.
 
@@ -45,7 +44,6 @@ def evaluate(
         covariance: ``"full"``, ``"tracked"`` or ``"diagonal"``. By default tracked, or full where
             tracked covariances are poor. If they were never compared with exact ones they are
             first, on training inputs, and the result is kept with the run's weights.
-        exact_width: for tracked covariances; by default that of the run.
         ood: names of known sets whose test part the network was not made for, or tables with the
             columns of the run's table.
         seed: decides for which samples the layers' entropies are taken.
@@ -53,50 +51,38 @@ def evaluate(
     """
     started = datetime.now(timezone.utc)
     run.check_replaceable(run.evaluation_path, run.predictions_path)
-    config, classify, dataset = run.config, run.classifies, run.data
+    model, classify, dataset = run.config.model, run.classifies, run.data
     net: nn.Module = run.network().to("cuda" if torch.cuda.is_available() else "cpu")
-    foreign, notes = run.foreign(ood, seed=seed)
-    how = chosen(run, net, covariance, exact_width, progress=progress is not None)
-    net = with_covariance(net, how.covariance, exact_width=how.exact_width)
+    others, notes = run.ood(ood, seed=seed)
+    how = chosen(run, net, covariance, progress=progress is not None)
+    net = with_covariance(net, how.covariance)
     with quietly():  # the notes have it
         held_out = known_or_fitted(run, net, how, progress=progress)
-        parts = {
-            name: measure(
-                net,
-                x,
-                dataset.y_test if name == "test" else None,
-                name,
-                held_out=held_out,
-                classify=classify,
-                seed=seed,
-                progress=progress,
-            )
-            for name, x in {"test": dataset.x_test, **foreign}.items()
-        }
+        measured = partial(
+            predictions.measure, net, held_out=held_out, classify=classify, seed=seed
+        )
+        parts = {"test": measured(dataset.x_test, dataset.y_test, "test", progress=progress)}
+        parts |= {name: measured(x, None, name, progress=progress) for name, x in others.items()}
     test = parts["test"]
     results = {"test": classification_metrics(test) if classify else _regression(test, net)}
-    results |= {name: foreign_metrics(parts[name], test) for name in foreign}
+    results |= {name: _ood_metrics(parts[name], test) for name in others}
     predictions.write(run.predictions_path, parts)
     return Evaluation(
-        task=config.model.task,  # type: ignore[arg-type]
-        dataset=config.data.name,
-        layers=tuple(layer_names(net)),
+        layers=tuple(predictions.layer_names(net)),
         classes=tuple(dataset.classes),
         features=tuple(dataset.features),
         targets=tuple(dataset.targets),
-        image_shape=config.model.input_shape if config.model.is_image else None,
+        image_shape=model.input_shape if model.is_image else None,
         covariance=how.covariance,
-        exact_width=how.exact_width,
-        fidelity=None if how.fidelity is None else TrackedFidelity(*how.fidelity),
-        weights=run.weights,
+        fidelity=how.fidelity and TrackedFidelity(how.covariance, *how.fidelity[1:]),
         notes=(*notes, *how.notes, *held_out.notes),
         parts=results,
         scores={name: _score_metrics(part, test) for name, part in parts.items()},
         calibration=_calibration(held_out, test, net),
         by_target={} if classify else _by_target(test, dataset.targets),
-        separability=_separabilities(parts, classify=classify),
+        separability=_separabilities(parts),
         predictions_sha256=sha256(run.predictions_path),
-        **environment(started, seed=seed),
+        **run.about(started, seed),
     ).write(run.evaluation_path)
 
 
@@ -116,40 +102,34 @@ def classification_metrics(part: Predictions) -> dict[str, float]:
     }
 
 
-def regression_metrics(
-    mean: np.ndarray, covariance: np.ndarray, target: np.ndarray
-) -> dict[str, float]:
-    """Errors, likelihood, and how many targets the intervals hold, in the target's own units.
-
-    Args:
-        mean: (n, t).
-        covariance: (n, t, t).
-        target: (n, t).
-    """
-    return {"samples": len(mean), **metrics.of_moments(mean, covariance, target)}
-
-
-def _regression(part: Predictions, net: nn.Module, *, calibrated: bool = False) -> dict[str, float]:
-    """Metrics of the test set, as the network has it or calibrated."""
-    mean, covariance = part.mean, part.covariance
-    if calibrated:
-        assert part.calibrated_mean is not None
-        mean, covariance = part.calibrated_mean, part.calibrated_covariance
-    assert covariance is not None
-    assert part.target is not None
-    found = regression_metrics(mean, covariance, part.target)
-    return found | {"log_likelihood_standardised": _standardised(found, net)}
-
-
-def _standardised(found: dict[str, float], net: nn.Module) -> float:
-    """The log-likelihood in standard deviations of the training targets, as units."""
+def _regression(part: Predictions, net: nn.Module) -> dict[str, float]:
+    """Metrics of all targets; the likelihood also in standard deviations of training targets."""
+    found = _of_targets(part, slice(None))
     scales = [layer.scale for layer in net.modules() if isinstance(layer, Rescale)]
     scale = torch.cat(scales).double().cpu().numpy()
-    return float(metrics.standardised_log_likelihood(found["log_likelihood"], scale))
+    standardised = metrics.standardised_log_likelihood(found["log_likelihood"], scale)
+    return found | {"log_likelihood_standardised": float(standardised)}
+
+
+def _by_target(part: Predictions, targets: Sequence[str]) -> dict[str, dict[str, float]]:
+    """The same for each of several targets, which have units of their own."""
+    if len(targets) < 2:
+        return {}
+    return {name: _of_targets(part, slice(i, i + 1)) for i, name in enumerate(targets)}
+
+
+def _of_targets(part: Predictions, some: slice) -> dict[str, float]:
+    """Errors, likelihood, and how many targets the intervals hold, in the targets' own units."""
+    assert part.covariance is not None
+    assert part.target is not None
+    found = metrics.of_moments(
+        part.mean[:, some], part.covariance[:, some, some], part.target[:, some]
+    )
+    return {"samples": len(part), **found}
 
 
 def _score_metrics(part: Predictions, test: Predictions) -> dict[str, dict[str, float]]:
-    """By score: foreign inputs against those of the test set; of these, wrong against right.
+    """By score: other inputs against those of the test set; of these, wrong against right.
 
     In regression, where nothing is right or wrong: the rank correlation with the size of errors.
     """
@@ -168,11 +148,8 @@ def _score_metrics(part: Predictions, test: Predictions) -> dict[str, dict[str, 
 
 
 def _told_apart(positive: np.ndarray, negative: np.ndarray) -> dict[str, float]:
-    return {
-        "auroc": metrics.auroc(positive, negative),
-        "aupr": metrics.aupr(positive, negative),
-        "fpr95": metrics.fpr95(positive, negative),
-    }
+    found = (metrics.auroc, metrics.aupr, metrics.fpr95)
+    return {metric.__name__: metric(positive, negative) for metric in found}
 
 
 def _calibration(held_out: HeldOut, test: Predictions, net: nn.Module) -> CalibrationResult | None:
@@ -183,32 +160,12 @@ def _calibration(held_out: HeldOut, test: Predictions, net: nn.Module) -> Calibr
         assert test.calibrated_probabilities is not None
         after = metrics.of_probabilities(test.calibrated_probabilities, test.label)
     else:
-        after = _regression(test, net, calibrated=True)
-    return CalibrationResult(
-        **held_out.calibration.to_dict(),
-        noise=held_out.noise,
-        held_out_samples=held_out.samples,
-        test=after,
-    )
+        after = _regression(test.calibrated, net)
+    return CalibrationResult(**held_out.numbers(), held_out_samples=held_out.samples, test=after)
 
 
-def _by_target(part: Predictions, targets: Sequence[str]) -> dict[str, dict[str, float]]:
-    """The same for each of several targets, which have units of their own."""
-    if len(targets) < 2:
-        return {}
-    assert part.covariance is not None
-    assert part.target is not None
-    found = {}
-    for i, name in enumerate(targets):
-        one = slice(i, i + 1)
-        found[name] = regression_metrics(
-            part.mean[:, one], part.covariance[:, one, one], part.target[:, one]
-        )
-    return found
-
-
-def foreign_metrics(part: Predictions, test: Predictions) -> dict[str, float]:
-    """How well doubt tells foreign inputs from those of the test set."""
+def _ood_metrics(part: Predictions, test: Predictions) -> dict[str, float]:
+    """How well doubt tells out-of-distribution inputs from those of the test set."""
     found = {
         "samples": len(part),
         "entropy": _average(part.entropy),
@@ -219,22 +176,19 @@ def foreign_metrics(part: Predictions, test: Predictions) -> dict[str, float]:
     return found
 
 
-def _separabilities(
-    parts: dict[str, Predictions], *, classify: bool
-) -> dict[str, tuple[float, ...]]:
-    """By layer: wrong predictions, and foreign inputs, against right ones (or all, if neither)."""
+def _separabilities(parts: Mapping[str, Predictions]) -> dict[str, tuple[float, ...]]:
+    """By layer: wrong predictions, and other inputs, against right ones (or all, if neither)."""
     test = parts["test"]
-    usual = test.layer_entropy
-    found = {}
-    if classify:
-        found["test"] = _by_layer(usual[~test.right], usual[test.right])
+    groups = {name: part.layer_entropy for name, part in parts.items()}
+    usual = groups.pop("test")
+    if test.label is not None:
+        groups = {"test": usual[~test.right], **groups}
         usual = usual[test.right]
-    foreign = {name: part for name, part in parts.items() if name != "test"}
-    return found | {name: _by_layer(part.layer_entropy, usual) for name, part in foreign.items()}
+    return {name: _by_layer(group, usual) for name, group in groups.items()}
 
 
 def _by_layer(higher: np.ndarray, lower: np.ndarray) -> tuple[float, ...]:
-    """Of the samples whose layers were looked at, which have numbers."""
+    """Separability of entropies, layer by layer, over samples whose layers were measured."""
     groups = [each[~np.isnan(each).any(1)] for each in (higher, lower)]
     columns = zip(groups[0].T, groups[1].T, strict=True)
     return tuple(metrics.separability(a, b) for a, b in columns)

@@ -1,40 +1,56 @@
-"""What a network says to each input of a part: arrays that are kept in ``predictions.npz``."""
+"""What a network says to each input of a part, and how sure it is: ``predictions.npz``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from covary.covariance import Diagonal
 from covary.files import FileError, read_arrays, write_arrays
+from covary.models import noise_of, with_noise
 from covary.moments import Moments
+from covary.nn import Activation, Linear
+from covary.progress import Steps
+from covary.recording import record
+from covary.runs.results import HeldOut
 from covary.uncertainty import scores
+from covary.uncertainty.fitted import moment_features
 
 Array = np.ndarray
-_NEEDED = ("mean", "variance", "entropy")
-_MORE = (
-    "layer_entropy",
-    "label",
-    "target",
-    "input",
-    "input_index",
-    "calibrated_probabilities",
-    "calibrated_mean",
-    "calibrated_variance",
-)
+_BATCH = 128
+# The entropy of a wide hidden layer takes its eigenvalues: for so many samples, not for all.
+LAYER_SAMPLES = 500
+# Inputs that the report shows, of each of four kinds.
+_GALLERY = 12
+# What is kept of a part, with its shape: n samples, k outputs, any number of others (*).
+_KEPT = {
+    "mean": "nk",
+    "variance": "nk",
+    "entropy": "n",
+    "layer_entropy": "n*",
+    "label": "n",
+    "target": "nk",
+    "input": "",
+    "input_index": "*",
+    "calibrated_probabilities": "nk",
+    "calibrated_mean": "nk",
+    "calibrated_variance": "nk",
+}
+_SCORE = "score_"  # before the name of a score, which is an array (n,) of the file
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Predictions:
-    """Of one part: the test set, or an out-of-distribution one, which has no truth.
+    """Predictions for one part: the test set, or an out-of-distribution one, without truth.
 
-    Scores other than ``fitted``, and covariances, are large or follow from the rest: they are there
-    after a measurement, and are not kept.
+    Covariances are large: they are there after a measurement, and are not kept.
     """
 
     name: str  # of the part
@@ -58,15 +74,18 @@ class Predictions:
 
     @cached_property
     def calibrated(self) -> Predictions:
-        """The same with calibrated means and variances, of a regression that has them."""
+        """The same as it is calibrated: means and (co)variances, or logits of probabilities."""
+        if self.calibrated_probabilities is not None:
+            with np.errstate(divide="ignore"):
+                return replace(self, mean=np.log(self.calibrated_probabilities), scores={})
         if self.calibrated_mean is None or self.calibrated_variance is None:
             return self
-        return replace(self, mean=self.calibrated_mean, variance=self.calibrated_variance)
-
-    @property
-    def fitted(self) -> Array | None:
-        """(n,) the score that was fitted to held-out data."""
-        return self.scores.get("fitted")
+        return replace(
+            self,
+            mean=self.calibrated_mean,
+            variance=self.calibrated_variance,
+            covariance=self.calibrated_covariance,
+        )
 
     @cached_property
     def probability(self) -> Array:
@@ -114,11 +133,10 @@ class Predictions:
 def write(path: Path, parts: Mapping[str, Predictions]) -> None:
     """Write the parts to one file."""
     arrays: dict[str, Array] = {}
-    for part, found in parts.items():
-        kept = {name: getattr(found, name) for name in (*_NEEDED, *_MORE)} | {
-            "fitted": found.fitted
-        }
-        arrays |= {f"{part}/{name}": value for name, value in kept.items() if value is not None}
+    for name, part in parts.items():
+        kept = {key: getattr(part, key) for key in _KEPT if getattr(part, key) is not None}
+        kept |= {f"{_SCORE}{score}": values for score, values in part.scores.items()}
+        arrays |= {f"{name}/{key}": array for key, array in kept.items()}
     write_arrays(path, arrays)
 
 
@@ -140,52 +158,145 @@ def read(path: Path, *, task: str, remedy: str = "") -> dict[str, Predictions]:
 
 
 def _part(name: str, arrays: Mapping[str, Array]) -> Predictions:
-    def get(array: str, *shape: int | None) -> Array | None:
-        """An array of numbers of this shape, None for any length."""
-        found = arrays.get(f"{name}/{array}")
-        if found is None:
-            return None
-        fits = found.ndim == len(shape) and all(
-            wanted in (None, size) for wanted, size in zip(shape, found.shape, strict=True)
-        )
-        if found.dtype.kind not in "biuf" or (shape and not fits):
-            wanted = ", ".join("any" if size is None else str(size) for size in shape)
-            raise ValueError(
-                f"has {name}/{array} of {found.dtype} {found.shape}, and numbers ({wanted}) are "
-                "expected"
-            )
-        return found
-
-    mean = get("mean", None, None)
-    if mean is None:
-        raise ValueError(f"has no {name}/mean")
-    n, k = mean.shape
-    variance, entropy = get("variance", n, k), get("entropy", n)
-    for needed, value in (("variance", variance), ("entropy", entropy)):
-        if value is None:
+    own = {key.rpartition("/")[2]: arrays[key] for key in arrays if key.rpartition("/")[0] == name}
+    found: dict[str, Any] = {key: own[key] for key in _KEPT if key in own}
+    for needed in ("mean", "variance", "entropy"):
+        if needed not in found:
             raise ValueError(f"has no {name}/{needed}")
-    assert variance is not None
-    assert entropy is not None
-    layers, label, index = get("layer_entropy", n, None), get("label", n), get("input_index", None)
-    shown, fitted = get("input"), get("fitted", n)
-    if shown is None or index is None:
-        shown, index = np.empty(0), np.empty(0, dtype=int)
-    if len(shown) != len(index) or (len(index) and not (index.min() >= 0 and index.max() < n)):
+    sizes = dict(zip("nk", found["mean"].shape, strict=False))
+    for key, array in found.items():
+        _check_array(f"{name}/{key}", array, [sizes.get(letter) for letter in _KEPT[key]])
+    n, k = found["mean"].shape
+    found["entropy"] = found["entropy"].astype(float)
+    found.setdefault("layer_entropy", np.empty((n, 0)))
+    if not {"input", "input_index"} <= found.keys():
+        found |= {"input": np.empty(0), "input_index": np.empty(0, dtype=int)}
+    index, label = found["input_index"], found.get("label")
+    if len(found["input"]) != len(index) or not ((index >= 0) & (index < n)).all():
         raise ValueError(f"has {name}/input_index that does not fit {name}/input")
     if label is not None and not (label.dtype.kind in "iu" and (label < k).all()):
         raise ValueError(f"has {name}/label that is not of whole numbers below {k}")
-    return Predictions(
-        name=name,
-        mean=mean,
-        variance=variance,
-        entropy=entropy.astype(float),
-        layer_entropy=np.empty((n, 0)) if layers is None else layers,
-        label=label,
-        target=get("target", n, k),
-        input=shown,
-        input_index=index,
-        calibrated_probabilities=get("calibrated_probabilities", n, k),
-        calibrated_mean=get("calibrated_mean", n, k),
-        calibrated_variance=get("calibrated_variance", n, k),
-        scores={} if fitted is None else {"fitted": fitted},
+    kept = {key.removeprefix(_SCORE): own[key] for key in own if key.startswith(_SCORE)}
+    for score, array in kept.items():
+        _check_array(f"{name}/{_SCORE}{score}", array, [n])
+    return Predictions(name=name, **found, scores=kept)
+
+
+def _check_array(name: str, array: Array, shape: Sequence[int | None]) -> None:
+    """Refuse what is not of numbers, or not of this shape: None for any length; empty for any."""
+    fits = array.ndim == len(shape) and all(
+        wanted in (None, size) for wanted, size in zip(shape, array.shape, strict=True)
     )
+    if array.dtype.kind not in "biuf" or (shape and not fits):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(
+            f"has {name} of {array.dtype} {array.shape}, and numbers ({wanted}) are expected"
+        )
+
+
+def layer_names(net: nn.Module) -> list[str]:
+    """The layers that entropies are taken of: every activation, and the output."""
+    activations = [name for name, layer in net.named_modules() if isinstance(layer, Activation)]
+    linears = [name for name, layer in net.named_modules() if isinstance(layer, Linear)]
+    return [*activations, linears[-1]]
+
+
+def numbered(progress: Steps | None, i: int, count: int) -> Steps | None:
+    """The same for one of several inputs or parts, whose names say which."""
+    if progress is None:
+        return None
+    return lambda items, name: progress(items, f"{i + 1}/{count}, {name}")
+
+
+@torch.no_grad()
+def measure(
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor | None,
+    name: str,
+    *,
+    held_out: HeldOut,
+    classify: bool,
+    seed: int,
+    progress: Steps | None,
+) -> Predictions:
+    """Moments, scores and calibrated predictions of every sample, layers' entropies of some."""
+    device = next(net.parameters()).device
+    batches = torch.split(torch.arange(len(x)), _BATCH)
+    measured = [
+        _measured(net, x[rows].to(device), held_out, classify=classify)
+        for rows in (progress(batches, name) if progress else batches)
+    ]
+    arrays, found = (joined(each) for each in zip(*measured, strict=True))
+    truth = {} if y is None else {"label" if classify else "target": y.numpy()}
+    wrong = np.zeros(len(x), bool)
+    if "label" in truth:
+        wrong = arrays["mean"].argmax(1) != truth["label"]
+    rows = some_of_each(wrong, LAYER_SAMPLES, seed)
+    layer_entropy = np.full((len(x), len(layer_names(net))), np.nan, dtype=np.float32)
+    chunks = np.array_split(rows, max(1, len(rows) // _BATCH))
+    for some in progress(chunks, f"{name}, by layer") if progress else chunks:
+        with record(net) as layers:
+            net(x[some].to(device))
+        chosen = {layer: layers[layer] for layer in layer_names(net)}
+        entropies = scores.layer_entropies(chosen).values()
+        layer_entropy[some] = np.stack([each.cpu().numpy() for each in entropies], 1)
+    gallery = _gallery(arrays["entropy"], wrong)
+    return Predictions(
+        **arrays,
+        **truth,
+        name=name,
+        layer_entropy=layer_entropy,
+        input=x[gallery].numpy(),
+        input_index=gallery,
+        scores=found,
+    )
+
+
+def joined(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Array]:
+    """Tensors of one batch after the other, as arrays."""
+    return {key: torch.cat([batch[key].cpu() for batch in batches]).numpy() for key in batches[0]}
+
+
+def _measured(
+    net: nn.Module, x: Tensor, held_out: HeldOut, *, classify: bool
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Fields of ``Predictions``, and scores, of one batch."""
+    features, out = moment_features(net, x)
+    fields = {"mean": out.mean, "variance": out.variance, "entropy": out.entropy()}
+    if not classify:
+        fields["covariance"] = out.covariance_matrix
+    found = scores.of_moments(out, classify=classify)
+    for name, fitted in held_out.scores.items():
+        moments = fitted.features == "moments"
+        own = fitted.of(features.cpu(), out.mean.cpu()) if moments else fitted(net, x)
+        found[name] = own
+    if held_out.calibration is None:
+        return fields, found
+    quiet = held_out.noise
+    if quiet is not None and list(quiet) != noise_of(net):
+        out = with_noise(net, quiet)(x)
+    calibrated = held_out.calibration.to(x.device)(out)
+    if classify:
+        fields["calibrated_probabilities"] = scores.expected_softmax(calibrated).float()
+    else:
+        fields["calibrated_mean"] = calibrated.mean
+        fields["calibrated_variance"] = calibrated.variance
+        fields["calibrated_covariance"] = calibrated.covariance_matrix
+    return fields, found
+
+
+def some_of_each(wrong: Array, count: int, seed: int) -> Array:
+    """(k,) rows to look at closely: half of them wrong predictions if there are so many."""
+    order = np.random.default_rng(seed).permutation(len(wrong))
+    few = order[wrong[order]][: count // 2]
+    rest = order[~wrong[order]][: count - len(few)]
+    return np.sort(np.concatenate([few, rest]))
+
+
+def _gallery(entropy: Array, wrong: Array) -> Array:
+    """Rows of the least and most certain samples, of the surest wrong and least sure right ones."""
+    order = np.argsort(entropy, kind="stable")
+    wrongs, rights = order[wrong[order]], order[~wrong[order]]
+    chosen = [order[:_GALLERY], order[-_GALLERY:], wrongs[:_GALLERY], rights[-_GALLERY:]]
+    return np.unique(np.concatenate(chosen))

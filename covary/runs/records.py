@@ -1,4 +1,4 @@
-"""Results as frozen dataclasses, to JSON and back; what a file should hold is said by the types.
+"""Frozen dataclasses to JSON and back; their types say what a file should hold.
 
 Fields are texts, numbers, truth values, ``Literal`` texts, tuples, mappings of texts to one of
 these, dataclasses, and unions of them with None. A number that is undefined (NaN, infinity) is None
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from covary.files import FileError, kind_of, read_json, without_nan, write_json
 
@@ -21,47 +22,42 @@ Value = TypeVar("Value")
 Numbers = Mapping[str, float | None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """What every result says of how it came about; results are dataclasses made of this.
-
-    Attributes:
-        command: what was typed.
-        versions: of Python and the libraries that numbers depend on.
-        git_commit: of covary's source, where it is a clone.
-        platform: system and processor.
-        started: when, in UTC.
-        seconds: how long it took.
-        seed: of all that was random.
-    """
-
-    command: str
-    versions: Mapping[str, str]
-    git_commit: str | None
-    platform: str
-    started: str
-    seconds: float
-    seed: int
+@dataclass(frozen=True)
+class Stored:
+    """A dataclass that is kept as a file of JSON."""
 
     def to_json(self) -> dict[str, Any]:
         """As a file has it."""
         return to_json(self)
 
-    def write(self: Value, path: Path) -> Value:
+    def write(self, path: Path) -> Self:
         """Write it to a file, and give what whoever reads the file will get."""
-        content = to_json(self)
+        content = self.to_json()
         write_json(path, content)
         return decoded(type(self), content, str(path))
 
     @classmethod
-    def read(cls: type[Value], path: Path, remedy: str = "") -> Value:
-        """Read what ``write`` wrote; an error names the file, the key and what was expected."""
-        return decoded(cls, read_json(path, remedy), str(path), remedy)
+    def from_json(cls, content: Any, source: str = "JSON", remedy: str = "") -> Self:
+        """The inverse of ``to_json``; an error names the source, the key and what was expected."""
+        return decoded(cls, content, source, remedy)
 
     @classmethod
-    def from_json(cls: type[Value], content: Mapping[str, Any], source: str = "JSON") -> Value:
-        """The inverse of ``to_json``; ``source`` is what an error calls the content."""
-        return decoded(cls, content, source)
+    def read(cls, path: Path, remedy: str = "") -> Self:
+        """Read what ``write`` wrote."""
+        return cls.from_json(read_json(path, remedy), str(path), remedy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(Stored):
+    """What every result says of how it came about; results are dataclasses made of this."""
+
+    command: str  # what was typed
+    versions: Mapping[str, str]  # of Python and the libraries that numbers depend on
+    git_commit: str | None  # of covary's source, where it is a clone
+    platform: str  # system and processor
+    started: str  # when, in UTC
+    seconds: float  # how long it took
+    seed: int  # of all that was random
 
 
 def to_json(record: Any) -> dict[str, Any]:
@@ -71,13 +67,9 @@ def to_json(record: Any) -> dict[str, Any]:
 
 
 def decoded(cls: type[Value], content: Any, source: str, remedy: str = "") -> Value:
-    """A dataclass from plain types; keys that it does not have are passed over.
+    """A dataclass from the content of a file; keys that it does not have are passed over.
 
-    Args:
-        cls: the dataclass.
-        content: what a file holds.
-        source: the file's name.
-        remedy: a sentence that ends an error.
+    An error names the source, the key, what was expected and got, and ends with the remedy.
     """
     try:
         found: Value = _decoded(cls, content, "")
@@ -94,30 +86,45 @@ class _Mismatch(Exception):  # noqa: N818 - caught above, never seen
 
 def _decoded(kind: Any, value: Any, key: str) -> Any:
     """The value as this kind, or a mismatch that says where."""
-    if is_dataclass(kind):
-        return _dataclass(kind, value, key)
-    origin, parts = get_origin(kind), get_args(kind)
+    origin, parts = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, types.UnionType):
         return _one_of(parts, value, key)
-    if origin is Literal:
-        if value not in parts:
-            expected = " or ".join(map(repr, parts))
-            raise _Mismatch(key, f"expected {expected}, got {_shown(value)}")
-        return value
-    if origin is tuple:
-        return _tuple(kind, value, key)
-    if origin is not None and issubclass(origin, Mapping):
-        if not isinstance(value, Mapping):
-            raise _Mismatch(key, f"expected an object, got {_shown(value)}")
-        return {name: _decoded(parts[1], one, _below(key, name)) for name, one in value.items()}
-    if not _is_plain(kind, value):
+    if not _fits(origin, parts, value):
         raise _Mismatch(key, f"expected {_name_of(kind)}, got {_shown(value)}")
+    if is_dataclass(origin):
+        return _dataclass(origin, value, key)
+    if origin is tuple:
+        kinds = parts[:1] * len(value) if parts[1:] == (Ellipsis,) else parts
+        if len(kinds) != len(value):
+            raise _Mismatch(key, f"expected a list of {len(kinds)}, got one of {len(value)}")
+        pairs = enumerate(zip(kinds, value, strict=True))
+        return tuple(_decoded(each, one, f"{key}[{i}]") for i, (each, one) in pairs)
+    if isinstance(value, Mapping):
+        return {name: _decoded(parts[1], one, _below(key, name)) for name, one in value.items()}
     return value
 
 
-def _dataclass(kind: Any, value: Any, key: str) -> Any:
-    if not isinstance(value, Mapping):
-        raise _Mismatch(key, f"expected an object, got {_shown(value)}")
+def _fits(origin: Any, parts: tuple[Any, ...], value: Any) -> bool:
+    """Whether the value itself, not what it contains, is of a kind."""
+    if origin is Literal:
+        return value in parts
+    if isinstance(value, bool):  # which is an int for Python
+        return origin is bool
+    wanted = {tuple: list | tuple, float: int | float}
+    return isinstance(value, Mapping if is_dataclass(origin) else wanted.get(origin, origin))
+
+
+def _one_of(kinds: tuple[Any, ...], value: Any, key: str) -> Any:
+    if value is None and type(None) in kinds:
+        return None
+    *others, last = (kind for kind in kinds if kind is not type(None))
+    for kind in others:
+        with suppress(_Mismatch):
+            return _decoded(kind, value, key)
+    return _decoded(last, value, key)
+
+
+def _dataclass(kind: Any, value: Mapping[str, Any], key: str) -> Any:
     hints = _hints(kind)
     found = {}
     for field in fields(kind):
@@ -130,38 +137,6 @@ def _dataclass(kind: Any, value: Any, key: str) -> Any:
         return kind(**found)
     except (ValueError, TypeError) as error:  # what a class itself refuses
         raise _Mismatch(key, str(error).rstrip(".")) from error
-
-
-def _one_of(kinds: tuple[Any, ...], value: Any, key: str) -> Any:
-    if value is None and type(None) in kinds:
-        return None
-    others = [kind for kind in kinds if kind is not type(None)]
-    for kind in others[:-1]:
-        try:
-            return _decoded(kind, value, key)
-        except _Mismatch:
-            continue
-    return _decoded(others[-1], value, key)
-
-
-def _tuple(kind: Any, value: Any, key: str) -> tuple[Any, ...]:
-    parts = get_args(kind)
-    if not isinstance(value, list | tuple):
-        raise _Mismatch(key, f"expected a list, got {_shown(value)}")
-    kinds = [parts[0]] * len(value) if parts[1:] == (Ellipsis,) else list(parts)
-    if len(kinds) != len(value):
-        raise _Mismatch(key, f"expected a list of {len(kinds)}, got one of {len(value)}")
-    return tuple(
-        _decoded(each, one, f"{key}[{i}]")
-        for i, (each, one) in enumerate(zip(kinds, value, strict=True))
-    )
-
-
-def _is_plain(kind: Any, value: Any) -> bool:
-    if kind in (int, float):
-        allowed = (int,) if kind is int else (int, float)
-        return isinstance(value, allowed) and not isinstance(value, bool)
-    return isinstance(value, kind)
 
 
 def _name_of(kind: Any) -> str:

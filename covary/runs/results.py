@@ -1,42 +1,38 @@
-"""Types of what is measured of a run: written by ``runs``, read by report and command line.
-
-Each is a file of JSON in the folder of the run; what figures show of it lies beside, as arrays.
-"""
+"""Types of what is measured of a run, each a file of JSON in its folder; arrays lie beside it."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
-from covary.files import FileError, read_arrays, read_bytes, read_json, write_arrays, write_json
-from covary.runs.records import Numbers, Record, decoded, to_json
+from covary.covariance import exact_units
+from covary.files import FileError, read_arrays, read_bytes, write_arrays
+from covary.nn.fidelity import Row
+from covary.runs.records import Numbers, Record, Stored, to_json
+from covary.uncertainty.calibration import LogitCalibration, VarianceCalibration, from_dict
+from covary.uncertainty.fitted import FittedScore
 
 Arrays = Mapping[str, np.ndarray]
+Calibration = LogitCalibration | VarianceCalibration
 Task = Literal["classification", "regression"]
-Found = TypeVar("Found", bound="Result")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result(Record):
-    """A measurement of a trained network.
+    """A measurement of a trained network; its arrays, which figures show, are not in the JSON."""
 
-    Attributes:
-        dataset: what the network was trained on.
-        weights: digest of the network.
-        notes: what to know of it, in sentences.
-        arrays_sha256: of the file of arrays that belongs to it; empty if none does.
-        arrays: what figures show, by name. They are not in the JSON.
-    """
-
-    dataset: str
-    weights: str
-    notes: tuple[str, ...] = ()
-    arrays_sha256: str = ""
+    dataset: str  # what the network was trained on
+    task: Task
+    weights: str  # digest of the network
+    notes: tuple[str, ...] = ()  # what to know of it, in sentences
+    arrays_sha256: str = ""  # of the file of arrays that belongs to it; empty if none does
     arrays: Arrays = field(default_factory=dict, repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -45,21 +41,19 @@ class Result(Record):
         del content["arrays"]
         return content
 
-    def write(self: Found, path: Path) -> Found:
+    def write(self, path: Path) -> Self:
         """Write JSON, and arrays to a file beside it; give what whoever reads them will get."""
         digest, beside = "", path.with_suffix(".npz")
         if self.arrays:
             write_arrays(beside, self.arrays)
             digest = sha256(beside)
-        content = replace(self, arrays_sha256=digest).to_json()
-        write_json(path, content)
-        return replace(decoded(type(self), content, str(path)), arrays=self.arrays)
+        written = super(Result, replace(self, arrays_sha256=digest)).write(path)
+        return replace(written, arrays=self.arrays)
 
     @classmethod
-    def read(cls: type[Found], path: Path, remedy: str = "") -> Found:
+    def read(cls, path: Path, remedy: str = "") -> Self:
         """Read what ``write`` wrote; an error names the file, the key and what was expected."""
-        found = decoded(cls, read_json(path, remedy), str(path), remedy)
-        beside = path.with_suffix(".npz")
+        found, beside = super().read(path, remedy), path.with_suffix(".npz")
         if found.arrays_sha256:
             check_belongs(beside, found.arrays_sha256, path, remedy)
         found = replace(found, arrays=read_arrays(beside)) if beside.exists() else found
@@ -100,23 +94,75 @@ class Agreement:
 class TrackedFidelity:
     """How well tracked covariances agree with exact ones, on training inputs."""
 
-    exact_width: int
+    covariance: str  # "tracked:N"
     rank: float | None  # rank correlation of entropies
     error: float | None  # of the covariance, relative to the exact one
 
+    def row(self) -> Row:
+        """With numbers where something is undefined, to judge it by."""
+        rank = math.nan if self.rank is None else self.rank
+        error = math.inf if self.error is None else self.error
+        return Row(exact_units(self.covariance) or 0, rank, error)
+
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrationResult:
-    """What was fitted to held-out data, and the test set's metrics with it.
+class CalibrationNumbers:
+    """What was fitted to held-out data, and the noise of the layers, if it was chosen anew.
 
     Mean / temperature and covariance * scale of logits; or covariance * scale + offset.
+    ``thresholds`` are scores that most held-out inputs do not exceed: where one may stop answering.
     """
 
     kind: Literal["logits", "variance"]
     scale: float
     temperature: float | None = None
     offset: tuple[float, ...] | None = None
+    noise: tuple[float, ...] | None
+    thresholds: Numbers = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptCalibration(CalibrationNumbers, Stored):
+    """``calibration.json``: numbers of the calibration, and of which network it is."""
+
+    samples: int
+    notes: tuple[str, ...]
+    weights: str  # digest of the network
+    covariance: str  # how it was held
+    scores: tuple[str, ...]  # fitted beside it
+
+    def __post_init__(self) -> None:
+        numbers = (self.scale, self.temperature, *(self.offset or ()), *(self.noise or ()))
+        if not all(number is None or math.isfinite(number) for number in numbers):
+            raise ValueError("numbers of a calibration are finite")
+        self.layer()
+
+    def layer(self) -> Calibration:
+        """The calibration."""
+        return from_dict({key: value for key, value in asdict(self).items() if value is not None})
+
+
+class HeldOut(NamedTuple):
+    """What was found on held-out data; empty if there were none."""
+
+    calibration: Calibration | None
+    scores: dict[str, FittedScore]
+    samples: int
+    notes: list[str]
     noise: tuple[float, ...] | None = None  # of the layers, if it was chosen anew
+    thresholds: Numbers = MappingProxyType({})  # by score, as in CalibrationNumbers
+
+    def numbers(self) -> dict[str, Any]:
+        """Fields of ``CalibrationNumbers``."""
+        assert self.calibration is not None
+        fitted = self.calibration.to_dict()
+        return {**fitted, "noise": self.noise, "thresholds": self.thresholds}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationResult(CalibrationNumbers):
+    """A calibration, and the test set's metrics with it."""
+
     held_out_samples: int
     test: Numbers
 
@@ -125,32 +171,21 @@ class CalibrationResult:
 class Evaluation(Result):
     """What ``covary evaluate`` measures (``evaluation.json``).
 
-    Attributes:
-        covariance: how it was held.
-        exact_width: of tracked covariances.
-        fidelity: of tracked covariances.
-        parts: metrics of each part: ``test``, and out-of-distribution sets by name.
-        scores: metrics of each score, by part and name.
-        calibration: None if there were too few held-out data.
-        by_target: metrics of each of several targets.
-        separability: part -> of entropies, layer by layer.
-        predictions_sha256: of ``predictions.npz``.
+    Parts are ``test``, and out-of-distribution sets by name.
     """
 
-    task: Task
-    layers: tuple[str, ...]
+    layers: tuple[str, ...]  # that entropies were taken of
     classes: tuple[str, ...]
     features: tuple[str, ...]
     targets: tuple[str, ...]
     image_shape: tuple[int, ...] | None
-    covariance: str
-    exact_width: int | None = None
-    fidelity: TrackedFidelity | None = None
-    parts: Mapping[str, Numbers]
-    scores: Mapping[str, Mapping[str, Numbers]] = field(default_factory=dict)
-    calibration: CalibrationResult | None = None
-    by_target: Mapping[str, Numbers] = field(default_factory=dict)
-    separability: Mapping[str, tuple[float | None, ...]]
+    covariance: str  # how it was held
+    fidelity: TrackedFidelity | None = None  # of tracked covariances
+    parts: Mapping[str, Numbers]  # part -> metrics
+    scores: Mapping[str, Mapping[str, Numbers]] = field(default_factory=dict)  # by part and name
+    calibration: CalibrationResult | None = None  # None if there were too few held-out data
+    by_target: Mapping[str, Numbers] = field(default_factory=dict)  # of each of several targets
+    separability: Mapping[str, tuple[float | None, ...]]  # part -> of entropies, layer by layer
     predictions_sha256: str = ""
 
     def __post_init__(self) -> None:
@@ -162,15 +197,10 @@ class Evaluation(Result):
                     f"'separability.{part}' has {len(values)} numbers for {len(self.layers)} layers"
                 )
 
-    @property
-    def held(self) -> str:
-        """How covariances were held, in words."""
-        return self.covariance + (f", exact_width={self.exact_width}" if self.exact_width else "")
-
 
 @dataclass(frozen=True)
 class Spread:
-    """Of numbers over samples."""
+    """Quantiles of numbers over samples."""
 
     mean: float | None
     median: float | None
@@ -180,7 +210,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class AttackedNetwork:
-    """A network that was attacked, before it was."""
+    """A network that was attacked: its noise, and its accuracy on clean inputs."""
 
     name: str
     noise: tuple[float, ...]
@@ -207,41 +237,27 @@ class AttackRow:
         return f"{self.attack}/{self.network}/{self.epsilon:g}"
 
 
-@dataclass(frozen=True)
-class PgdSettings:
-    """Of projected gradient descent; a step's size is in parts of epsilon."""
-
-    steps: int
-    step_size: float
-    random_start: bool
-
-
-@dataclass(frozen=True)
-class SquareSettings:
-    """Of the attack that asks for outputs alone."""
-
-    queries: int
-    samples: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class Attack(Result):
     """What ``covary attack`` measures (``attack.json``, entropies of inputs in ``attack.npz``)."""
 
     activation: str
     covariance: str
-    exact_width: int | None
     search_covariance: str
     samples: int
     epsilons: tuple[float, ...]
     epsilon_unit: str
     clip: bool
     gradient: str
-    pgd: PgdSettings
-    square: SquareSettings
+    pgd: Mapping[str, float | bool]  # its settings; the size of a step is in parts of epsilon
+    square: Mapping[str, int]
     networks: tuple[AttackedNetwork, ...]
     rows: tuple[AttackRow, ...]
     verdict: tuple[str, ...] = ()
+
+    def network(self, name: str) -> AttackedNetwork:
+        """One of the networks."""
+        return next(one for one in self.networks if one.name == name)
 
     def names(self, network: str) -> list[str]:
         """The attacks on a network."""
@@ -252,18 +268,12 @@ class Attack(Result):
         found = [row for row in self.rows if (row.attack, row.network) == (attack, network)]
         return sorted(found, key=lambda row: row.epsilon)
 
-    def entropy(self, row: AttackRow) -> np.ndarray | None:
-        """(n,) entropies of the row's inputs, None if they were not stored."""
-        return self.arrays.get(row.key)
-
 
 @dataclass(frozen=True)
 class Representation:
     """One way of holding the covariance: what it costs, and how close to the exact it comes."""
 
-    name: str
-    covariance: str  # "full", "tracked", "shared" or "diagonal"
-    exact_width: int | None
+    name: str  # of the covariance: "full", "tracked:N", "shared" or "diagonal"
     time_over_plain: float | None  # of a batch, in times of the plain network's
     peak_memory_mb: float | None
     parts: Mapping[str, Agreement]
@@ -279,101 +289,73 @@ class Representation:
 class Fidelity(Result):
     """What ``covary fidelity`` measures (``fidelity.json``, entropies in ``fidelity.npz``)."""
 
-    task: Task
     batch: int  # inputs at a time, where time was taken
     parts: tuple[str, ...]
     representations: tuple[Representation, ...]
     chosen: str  # what "tracked" uses by itself
 
-    def entropy(self, part: str, representation: Representation) -> np.ndarray | None:
-        """(n,) entropies of a part's inputs, None if they were not stored."""
-        return self.arrays.get(f"{part}/{representation.name}")
-
     def check_arrays(self) -> None:
         """Entropies of one part are of the same inputs, or cannot be compared."""
         for part in self.parts:
-            stored = [self.entropy(part, one) for one in self.representations]
-            lengths = {values.shape for values in stored if values is not None}
+            keys = [f"{part}/{one.name}" for one in self.representations]
+            lengths = {self.arrays[key].shape for key in keys if key in self.arrays}
             if len(lengths) > 1:
                 found = " and ".join(str(shape[0]) for shape in sorted(lengths))
                 raise ValueError(
                     f"has entropies of {found} inputs for {part}; all must be of the same"
                 )
 
-    @property
-    def exact(self) -> Representation | None:
-        """What the others are held against."""
-        return next((one for one in self.representations if one.covariance == "full"), None)
-
 
 @dataclass(frozen=True)
-class WithBar:
-    """A number and its Monte-Carlo standard error."""
+class Measured:
+    """A number and its Monte-Carlo standard error.
+
+    ``floor`` is the relative error that even exact moments would show, by noise of the draws.
+    """
 
     value: float | None
     bar: float | None
-
-
-@dataclass(frozen=True)
-class RelativeError:
-    """An error, its standard error, and what exact moments would seem to have."""
-
-    value: float | None
-    bar: float | None
-    floor: float | None
+    floor: float | None = None
 
     def may_reach(self, limit: float) -> bool:
-        """Whether it is not known to be below a limit."""
+        """Whether it may exceed a limit, given its error bar."""
         if self.value is None or self.bar is None:
             return True
         return not self.value + 2 * self.bar < limit
 
 
 @dataclass(frozen=True)
-class EntropyGap:
-    """Of the simulation less that of the moments, in nats."""
-
-    value: float | None
-    bar: float | None
-    dimensions: tuple[int, int]  # least and most in which inputs' entropies were compared
-
-
-@dataclass(frozen=True)
 class SimulatedLayer:
     """One layer in one simulation, on average over inputs."""
 
-    mean: RelativeError
-    variance: RelativeError
-    covariance: RelativeError
-    off_diagonal: RelativeError
-    entropy: EntropyGap
+    mean: Measured
+    variance: Measured
+    covariance: Measured
+    off_diagonal: Measured
+    entropy: Measured  # of the simulation less that of the moments, in nats
+    entropy_dimensions: tuple[int, int]  # least and most in which entropies were compared
     effective_samples: float | None
-    variance_share: WithBar  # variance, of that of the steady state
+    variance_share: Measured  # variance, of that of the steady state
 
 
-@dataclass(frozen=True)
-class PoorReasons:
-    """Why covariances of a layer are off."""
-
-    pairs: tuple[tuple[int, int, float], ...]  # of units, with the correlation of their inputs
-    strong_pairs: float
-    error_at_strong_pairs: float
-    saturated: float
-    error_at_saturated: float
-    own: float  # the error that the layer itself adds
-
-
-@dataclass(frozen=True)
-class VerifiedLayer:
-    """One layer against its simulations."""
+@dataclass(frozen=True, kw_only=True)
+class ComparedLayer:
+    """What both kinds of verification say of a layer."""
 
     name: str
     units: int
-    activation: str
     poor: tuple[str, ...]  # what is off, beyond doubt
+    pairs: tuple[tuple[int, int, float], ...]  # of units, with the correlation of their inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiedLayer(ComparedLayer):
+    """One layer against its simulations."""
+
+    activation: str
     simulations: Mapping[str, SimulatedLayer]
     by_input: tuple[Numbers, ...]
-    reasons: PoorReasons
+    reasons: Mapping[str, float]  # why covariances are off: ``covary.stochastic`` Reasons
 
     @property
     def steady(self) -> SimulatedLayer:
@@ -397,7 +379,6 @@ class InTime:
 class Simulated(Result):
     """What both kinds of verification have."""
 
-    task: Task
     activation: str
     noise: tuple[float, ...]
     inputs: tuple[int, ...]  # which of the test set
@@ -423,31 +404,23 @@ class Verification(Simulated):
             if lacking:
                 raise ValueError(f"layer {layer.name!r} has no simulation {lacking[0]!r}")
 
-    def of(self, layer: VerifiedLayer, name: str) -> np.ndarray | None:
-        """An array of a layer, None if it was not stored."""
-        return self.arrays.get(f"{layer.name}/{name}")
-
     @property
     def output(self) -> VerifiedLayer:
         """The last layer."""
         return self.layers[-1]
 
 
-@dataclass(frozen=True)
-class SpikingLayer:
+@dataclass(frozen=True, kw_only=True)
+class SpikingLayer(ComparedLayer):
     """One layer of neurons, on average over inputs."""
 
-    name: str
-    units: int
     neuron: Numbers
-    poor: tuple[str, ...]  # what is off, beyond doubt
-    pairs: tuple[tuple[float, float, float], ...]  # of units, with the correlation of their inputs
     jump: float | None  # mV that a spike of the layer before moves the membrane by, rms
     mean_rate: float  # spikes per ms
     mean_fano: float | None
     silent: float
     saturated: float
-    errors: Mapping[str, RelativeError]
+    errors: Mapping[str, Measured]
 
 
 @dataclass(frozen=True)
@@ -474,15 +447,7 @@ class Decisions:
     moments: float
 
 
-_SPIKING_ARRAYS = (
-    "rate",
-    "fano",
-    "sampled_rate",
-    "rate_error",
-    "sampled_fano",
-    "fano_error",
-    "pairs",
-)
+_OF_NEURONS = ("rate", "fano", "sampled_rate", "rate_error", "sampled_fano", "fano_error", "pairs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -498,15 +463,11 @@ class SpikingVerification(Simulated):
     decisions: Decisions | None
 
     def check_arrays(self) -> None:
-        """Of each layer all is there."""
+        """Raise an error if arrays of a layer are missing."""
         for layer in self.layers:
-            for name in _SPIKING_ARRAYS:
+            for name in _OF_NEURONS:
                 if f"{layer.name}/{name}" not in self.arrays:
                     raise ValueError(f"has no {layer.name}/{name}")
-
-    def of(self, layer: SpikingLayer, name: str) -> np.ndarray:
-        """An array of a layer."""
-        return self.arrays[f"{layer.name}/{name}"]
 
 
 @dataclass(frozen=True, kw_only=True)

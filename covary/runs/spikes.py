@@ -5,34 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from covary import moments
 from covary.models import with_covariance
-from covary.moments import Moments
-from covary.recording import record
-from covary.runs.directory import Run, environment
-from covary.runs.measuring import Progress, numbered
-from covary.runs.results import Decisions, RelativeError, SpikingEntropy, SpikingVerification
+from covary.runs.predictions import numbered
+from covary.runs.results import Decisions, SpikingEntropy, SpikingVerification
 from covary.runs.results import SpikingLayer as Layer
-from covary.stochastic import Chain
-from covary.stochastic.comparison import (
-    Comparison,
-    Error,
-    compare,
-    correlations,
-    inputs_of,
-    moments_of_inputs,
-    relative_error,
-    some_pairs,
-    top_pairs,
-)
-from covary.stochastic.counts import SpikingLayer
-from covary.stochastic.spiking import Spiking, layers_of_neurons, neuron_of, simulate_spikes
+from covary.runs.subject import Moments, Subject, arrays_of, input_correlations, percent, relative
+from covary.stochastic import Chain, Spiking, SpikingLayer, comparison, simulate_spikes
+from covary.stochastic.comparison import Error, compare
 
 # Relative errors above these are poor.
 LIMIT = 0.05  # of rates
@@ -40,8 +26,8 @@ LIMITS = {"rate": LIMIT, "fano": 0.1, "covariance": 0.1}
 BURN_IN = 100.0
 WINDOW = 200.0
 DT = 0.25
-# Networks for each input whose decision is looked at, and times, in ms, at which it is.
-_JURY = 3
+# Networks for each input whose decision is looked at, inputs at a time, and times in ms.
+_JURY, _BATCH = 3, 100
 TIMES = (5.0, 10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 200.0, 300.0, 400.0, 500.0, 750.0, 1000.0)
 # Spike counts of a neuron that fires so rarely have no Fano factor to speak of.
 _LEAST_COUNT = 0.2
@@ -50,262 +36,148 @@ _PAIRS = 300
 _REGULAR = 0.6
 
 
-Pair = tuple[float, float, float]  # two units, and the correlation of their inputs
-
-
 class _Seen(NamedTuple):
     """All of one input."""
 
-    inputs: tuple[Tensor, Tensor]  # mean (n,) and covariance (n, n)
-    analytic: list[tuple[Tensor, Tensor]]  # the same of each layer
-    output: Moments
+    output: moments.Moments
+    analytic: list[Moments]  # of the inputs first, then of each layer
     spiking: Spiking
-    compared: list[Comparison]
-    fano: list[Error]
 
 
+@torch.no_grad()
 def verify_spikes(
-    run: Run,
-    net: nn.Module,
-    chain: Chain,
-    rows: np.ndarray,
-    *,
-    copies: int,
-    duration: float,
-    decided: int,
-    seed: int,
-    progress: Progress | None,
+    subject: Subject, copies: int, duration: float, decided: int
 ) -> SpikingVerification:
     """Simulate the spiking network for some test inputs, and compare with it layer by layer.
 
     Rates, Fano factors and covariances of spike counts, with Monte-Carlo error bars; the entropy of
-    what has come out so far as time goes on, and, in classification, how often it is right for
-    ``decided`` test inputs (those of ``rows`` are the first of them). Numbers go to ``spikes.json``
-    in the run's folder, what figures show to ``spikes.npz``.
+    the output so far as time goes on, and, in classification, how often it is right for ``decided``
+    test inputs (those of the subject are the first of them).
     """
-    started = datetime.now(timezone.utc)
-    config, dataset = run.config, run.data
-    hidden, _ = layers_of_neurons(chain)
     if duration < WINDOW:
         raise ValueError(
             f"Spikes are counted in windows of {WINDOW:g} ms, so a spiking network takes a "
             f"duration of as much at least (and {BURN_IN:g} ms before); got {duration:g} ms."
         )
-    x = dataset.x_test[torch.from_numpy(rows)]
-    layers, entropy, arrays = _compared(net, chain, x, copies, duration, seed, progress)
-    decisions = None
-    if run.classifies and decided:
-        order = np.random.default_rng(seed).permutation(len(dataset.x_test))[:decided]
-        some = torch.from_numpy(order)
-        decisions = _decisions(
-            net,
-            chain,
-            dataset.x_test[some],
-            dataset.y_test[some],
-            duration=duration,
-            seed=seed,
+    seeds = np.random.default_rng(subject.seed).integers(2**31, size=len(subject.rows)).tolist()
+    seen = []
+    for i, x, progress in subject.inputs():
+        spiking = simulate_spikes(
+            subject.chain,
+            x,
+            duration=BURN_IN + duration,
+            burn_in=BURN_IN,
+            window=WINDOW,
+            copies=copies,
+            dt=DT,
+            covariance=[stage.name for stage in subject.stages],
+            times=[time for time in TIMES if time <= duration],
+            seed=seeds[i],
             progress=progress,
         )
+        seen.append(_Seen(*subject.analytic(x), spiking))
     found = SpikingVerification(
-        dataset=config.data.name,
-        task=config.model.task,  # type: ignore[arg-type]
-        activation=config.model.activation,
-        noise=(chain.noise, *(stage.noise for stage in hidden)),
-        weights=run.weights,
-        inputs=tuple(rows.tolist()),
         copies=copies,
         duration=duration,
         burn_in=BURN_IN,
         window=WINDOW,
         dt=DT,
         limit=LIMIT,
-        layers=tuple(layers),
-        entropy=entropy,
-        decisions=decisions,
-        arrays=arrays,
-        **environment(started, seed=seed),
+        layers=tuple(_layer(subject.chain, i, seen) for i in range(len(subject.stages))),
+        entropy=_entropies(seen),
+        decisions=_decisions(subject, decided, duration) if subject.run.classifies else None,
+        arrays=_arrays(subject, seen),
+        **subject.about(),
     )
-    return replace(found, notes=tuple(sentences(found))).write(run.spikes_path)
+    return replace(found, notes=tuple(sentences(found)))
 
 
-def percent(value: float | None) -> str:
-    """A part as people read it.
-
-    Examples:
-        >>> percent(0.123), percent(0.0123), percent(0.00001), percent(0.0)
-        ('12%', '1.2%', '<0.1%', '0%')
-    """
-    if value is None:
-        return "undefined"
-    if 0 < value < 0.001:
-        return "<0.1%"
-    return f"{100 * value:.{1 if 0 < value < 0.0995 else 0}f}%"
-
-
-def relative(errors: Sequence[Error]) -> RelativeError:
-    """An error on average over inputs, as results have it."""
-    average = Error.average(errors)
-    return RelativeError(average.value, average.bar, average.floor)
-
-
-def _compared(
-    net: nn.Module,
-    chain: Chain,
-    x: Tensor,
-    copies: int,
-    duration: float,
-    seed: int,
-    progress: Progress | None,
-) -> tuple[list[Layer], SpikingEntropy, dict[str, np.ndarray]]:
-    """Layers, entropies in time, and arrays for figures."""
-    hidden, _ = layers_of_neurons(chain)
-    seeds = np.random.default_rng(seed).integers(2**31, size=len(x)).tolist()
-    seen = [
-        _look(net, chain, one[None], copies, duration, seeds[i], numbered(progress, i, len(x)))
-        for i, one in enumerate(x)
-    ]
-    layers = []
-    for i, stage in enumerate(hidden):
-        neuron = neuron_of(stage)
-        rates = torch.stack([one.spiking.layers[stage.name].rate[0] for one in seen])
-        errors = {
-            "rate": [one.compared[i].mean for one in seen],
-            "variance": [one.compared[i].variance for one in seen],
-            "fano": [one.fano[i] for one in seen],
-            "covariance": [one.compared[i].covariance for one in seen],
-            "off_diagonal": [one.compared[i].off_diagonal for one in seen],
-        }
-        averages = {key: Error.average(values) for key, values in errors.items()}
-        analytic = [one.analytic[i] for one in seen]
-        fano = torch.stack([cov.diagonal() / mean.clamp_min(1e-12) for mean, cov in analytic])
-        firing = torch.stack([mean for mean, _ in analytic]) * WINDOW > _LEAST_COUNT
-        layers.append(
-            Layer(
-                name=stage.name,
-                units=len(stage.weight),
-                neuron=vars(neuron),
-                poor=tuple(key for key, most in LIMITS.items() if averages[key].is_above(most)),
-                pairs=tuple(_correlated_inputs(chain, i, seen)),
-                jump=float(stage.weight.square().mean().sqrt()) if i or chain.poisson else None,
-                mean_rate=float(rates.mean()),
-                mean_fano=float(fano[firing].mean()) if firing.any() else None,
-                silent=float((rates == 0).double().mean()),
-                saturated=float((rates * neuron.t_ref > 0.9).double().mean()),
-                errors={key: relative(values) for key, values in errors.items()},
-            )
-        )
-    return layers, _entropies(seen), _arrays([stage.name for stage in hidden], seen, seed)
-
-
-def _correlated_inputs(chain: Chain, i: int, seen: Sequence[_Seen]) -> list[Pair]:
-    """The most correlated inputs of a layer's neurons, of all inputs, as (unit, unit, rho)."""
-    stage = layers_of_neurons(chain)[0][i]
-    tops = []
-    for one in seen:
-        before = one.analytic[i - 1] if i else one.inputs
-        tops.append(top_pairs(correlations(inputs_of(stage, *before)[1])))
-    most = max(tops, key=lambda pairs: abs(pairs[0][2]) if pairs else 0.0)
-    return [(float(i), float(j), rho) for i, j, rho in most]
-
-
-@torch.no_grad()
-def _look(
-    net: nn.Module,
-    chain: Chain,
-    x: Tensor,
-    copies: int,
-    duration: float,
-    seed: int,
-    progress: Progress | None,
-) -> _Seen:
-    """Everything about one input (1, ...)."""
-    exact = with_covariance(net, "full")
-    with record(exact) as found:
-        output: Moments = exact(x.to(chain.stages[0].weight.device))
-    hidden, _ = layers_of_neurons(chain)
-    names = [stage.name for stage in hidden]
-    analytic = [
-        (found[name].mean[0].double(), found[name].covariance_matrix[0].double()) for name in names
-    ]
-    spiking = simulate_spikes(
-        chain,
-        x,
-        duration=BURN_IN + duration,
-        burn_in=BURN_IN,
-        window=WINDOW,
-        copies=copies,
-        dt=DT,
-        covariance=names,
-        times=[time for time in TIMES if time <= duration],
-        seed=seed,
-        progress=progress,
-    )
-    layers = [spiking.layers[name] for name in names]
+def _layer(chain: Chain, i: int, seen: Sequence[_Seen]) -> Layer:
+    stage = chain.stages[i]
+    layers = [one.spiking.layers[stage.name] for one in seen]
+    analytic = [one.analytic[i + 1] for one in seen]
     compared = [
         # Counts of a window, and moments per ms.
         compare(layer.counts, mean * layer.window, covariance * layer.window)
         for layer, (mean, covariance) in zip(layers, analytic, strict=True)
     ]
-    fano = [_fano(layer, *moments) for layer, moments in zip(layers, analytic, strict=True)]
-    return _Seen(moments_of_inputs(chain, x), analytic, output, spiking, compared, fano)
+    errors = {
+        "rate": [one.mean for one in compared],
+        "variance": [one.variance for one in compared],
+        "fano": [_fano_error(*pair) for pair in zip(layers, analytic, strict=True)],
+        "covariance": [one.covariance for one in compared],
+        "off_diagonal": [one.off_diagonal for one in compared],
+    }
+    averages = {key: Error.average(values) for key, values in errors.items()}
+    rates = torch.stack([layer.rate[0] for layer in layers])
+    fano = torch.stack([_fano(*one) for one in analytic])
+    firing = torch.stack([mean for mean, _ in analytic]) * WINDOW > _LEAST_COUNT
+    pairs = [comparison.top_pairs(input_correlations(stage, one.analytic[i])) for one in seen]
+    most = max(pairs, key=lambda found: abs(found[0][2]) if found else 0.0)
+    return Layer(
+        name=stage.name,
+        units=stage.units,
+        neuron=vars(stage.neuron),
+        poor=tuple(key for key, limit in LIMITS.items() if averages[key].is_above(limit)),
+        pairs=most,
+        jump=float(stage.weight.square().mean().sqrt()) if i or chain.poisson else None,
+        mean_rate=float(rates.mean()),
+        mean_fano=float(fano[firing].mean()) if firing.any() else None,
+        silent=float((rates == 0).double().mean()),
+        saturated=float((rates * stage.neuron.t_ref > 0.9).double().mean()),
+        errors={key: relative(values) for key, values in errors.items()},
+    )
 
 
-def _fano(layer: SpikingLayer, mean: Tensor, covariance: Tensor) -> Error:
+def _fano(mean: Tensor, covariance: Tensor) -> Tensor:
+    return covariance.diagonal() / mean.clamp_min(1e-12)
+
+
+def _fano_error(layer: SpikingLayer, analytic: Moments) -> Error:
     """The error of Fano factors, of neurons that fire often enough to have one."""
-    firing = mean * layer.window > _LEAST_COUNT
+    firing = analytic[0] * layer.window > _LEAST_COUNT
 
     def pick(sampled_mean: Tensor, sampled: Tensor) -> Tensor:
         variance = sampled.diagonal(dim1=-2, dim2=-1)
         # Jackknifed as it is: where nobody fired, there is nothing to divide by.
         return torch.where(firing, variance / sampled_mean.clamp_min(1 / layer.window), 0.0)
 
-    truth = torch.where(firing, covariance.diagonal() / mean.clamp_min(1e-12), 0.0)
-    return relative_error(layer.counts, pick, truth)
+    return comparison.relative_error(layer.counts, pick, torch.where(firing, _fano(*analytic), 0.0))
 
 
 def _entropies(seen: Sequence[_Seen]) -> SpikingEntropy:
-    """Of the output, as spikes come in, and where it is to end: averages over inputs."""
-    readout = [one.spiking.readout for one in seen]
-    values = [one.entropy() for one in readout]
+    """Entropy of the output over time and its limit, averaged over inputs."""
+    found = [one.spiking.readout.entropy() for one in seen]
+    values, bars = (torch.cat(each) for each in zip(*found, strict=True))  # (inputs, T)
     return SpikingEntropy(
-        times=tuple(readout[0].times.tolist()),
-        simulated=tuple(torch.stack([value[0] for value, _ in values]).mean(0).tolist()),
-        bar=tuple(
-            float(np.linalg.norm(column) / len(values))
-            for column in torch.stack([error[0] for _, error in values]).T.tolist()
-        ),
+        times=tuple(seen[0].spiking.readout.times.tolist()),
+        simulated=tuple(values.mean(0).tolist()),
+        bar=tuple(float(np.linalg.norm(column) / len(bars)) for column in bars.T.tolist()),
         moments=float(np.mean([one.output.entropy().item() for one in seen])),
     )
 
 
-@torch.no_grad()
-def _decisions(
-    net: nn.Module,
-    chain: Chain,
-    x: Tensor,
-    y: Tensor,
-    *,
-    duration: float,
-    seed: int,
-    progress: Progress | None,
-    batch: int = 100,
-) -> Decisions:
+def _decisions(subject: Subject, decided: int, duration: float) -> Decisions | None:
     """How often the spiking network is right as time goes on, and how often the moments are.
 
     Time begins with the input, not after burning in: potentials are anywhere from reset to
     threshold.
     """
-    exact = with_covariance(net, "full")
-    device = chain.stages[0].weight.device
+    if not decided:
+        return None
+    chain, data = subject.chain, subject.run.data
+    order = np.random.default_rng(subject.seed).permutation(len(data.x_test))[:decided]
+    batches = torch.split(torch.from_numpy(order), _BATCH)
+    exact, device = with_covariance(subject.net, "full"), chain.stages[0].weight.device
     times = [time for time in TIMES if time <= duration]
     right, agrees, analytic = [], [], 0
-    parts = list(zip(torch.split(x, batch), torch.split(y, batch), strict=True))
-    for i, (inputs, labels) in enumerate(parts):
-        classes = exact(inputs.to(device)).mean.argmax(-1).cpu()
+    for i, rows in enumerate(batches):
+        x, labels = data.x_test[rows], data.y_test[rows]
+        classes = exact(x.to(device)).mean.argmax(-1).cpu()
         analytic += int((classes == labels).sum())
-        readout = simulate_spikes(
+        spiking = simulate_spikes(
             chain,
-            inputs,
+            x,
             duration=times[-1],
             burn_in=0.0,
             window=times[-1] / 2,  # two of them: variances, which nobody looks at here
@@ -313,15 +185,15 @@ def _decisions(
             groups=_JURY,
             dt=2 * DT,
             times=times,
-            seed=seed + i,
-            progress=numbered(progress, i, len(parts)),
-        ).readout
-        decided = readout.decisions.cpu()
-        right.append((decided == labels[:, None, None]).double().mean((0, 2)))
-        agrees.append((decided == classes[:, None, None]).double().mean((0, 2)))
+            seed=subject.seed + i,
+            progress=numbered(subject.progress, i, len(batches)),
+        )
+        chosen = spiking.readout.decisions.cpu()
+        right.append((chosen == labels[:, None, None]).double().mean((0, 2)))
+        agrees.append((chosen == classes[:, None, None]).double().mean((0, 2)))
     accuracy, agreement = torch.cat(right), torch.cat(agrees)
     return Decisions(
-        inputs=len(x),
+        inputs=len(order),
         networks=_JURY,
         dt=2 * DT,
         times=tuple(times),
@@ -329,12 +201,50 @@ def _decisions(
         # Of drawing other inputs, whose networks are not independent of each other.
         bar=tuple((accuracy.std(0) / math.sqrt(len(accuracy))).tolist()),
         agreement=tuple(agreement.mean(0).tolist()),
-        moments=analytic / len(x),
+        moments=analytic / len(order),
     )
 
 
+def _arrays(subject: Subject, seen: Sequence[_Seen]) -> dict[str, np.ndarray]:
+    """What figures show."""
+    arrays: dict[str, np.ndarray] = {}
+    for i, stage in enumerate(subject.stages):
+        layers = [one.spiking.layers[stage.name] for one in seen]
+        analytic = [one.analytic[i + 1] for one in seen]
+        found = {
+            "rate": [mean for mean, _ in analytic],
+            "fano": [_fano(*one) for one in analytic],
+            "sampled_rate": [layer.rate[0] for layer in layers],
+            "rate_error": [layer.rate_error[0] for layer in layers],
+            "sampled_fano": [layer.fano[0] for layer in layers],
+            "fano_error": [layer.fano_error[0] for layer in layers],
+            "pairs": [
+                _pairs(layer, covariance, (subject.seed, i, j))
+                for j, (layer, (_, covariance)) in enumerate(zip(layers, analytic, strict=True))
+            ],
+        }
+        arrays |= arrays_of(stage.name, found)
+    return arrays
+
+
+def _pairs(layer: SpikingLayer, covariance: Tensor, key: tuple[int, int, int]) -> Tensor:
+    """(p, 3) correlation, sampled one and its error, of some pairs of neurons that fire."""
+    rho = comparison.correlations(covariance)
+    firing = layer.rate[0] * layer.window > _LEAST_COUNT
+    where = comparison.some_pairs(rho, _PAIRS, key, among=firing)
+    sampled, error = layer.covariance[0], layer.covariance_error[0]
+    deviation = sampled.diagonal().clamp_min(0).sqrt()
+    scale = (deviation[where[0]] * deviation[where[1]]).clamp_min(1e-12)
+    table = torch.stack([rho[where], sampled[where] / scale, error[where] / scale], 1)
+    empty = table.new_full((_PAIRS - len(table), 3), torch.nan)  # fewer pairs, the same shape
+    return torch.cat([table, empty])
+
+
+# What the numbers say.
+
+
 def sentences(result: SpikingVerification) -> list[str]:
-    """What the numbers say."""
+    """One for each layer whose moments are poor, and one on decisions."""
     layers = result.layers
     senders = [None, *(layer.mean_fano for layer in layers[:-1])]
     found = [
@@ -342,7 +252,13 @@ def sentences(result: SpikingVerification) -> list[str]:
         for layer, sender in zip(layers, senders, strict=False)
         if layer.poor
     ]
-    unclear = [words for layer in result.layers for words in _unclear(layer)]
+    names = {"rate": "rates", "fano": "Fano factors", "covariance": "covariances"}
+    unclear = [
+        f"{layer.name} ({names[key]} more than {limit:.0%} off?)"
+        for layer in layers
+        for key, limit in LIMITS.items()
+        if not layer.poor and layer.errors[key].may_reach(limit)
+    ]
     if unclear:
         found.append(
             f"Of {', '.join(unclear)} it cannot be told: too few spikes were counted. Simulate for "
@@ -356,16 +272,6 @@ def sentences(result: SpikingVerification) -> list[str]:
     if result.decisions is not None:
         found.append(_decided(result.decisions))
     return found
-
-
-def _unclear(layer: Layer) -> list[str]:
-    """What may be more than so much off, or not."""
-    names = {"rate": "rates", "fano": "Fano factors", "covariance": "covariances"}
-    return [
-        f"{layer.name} ({names[key]} more than {limit:.0%} off?)"
-        for key, limit in LIMITS.items()
-        if not layer.poor and layer.errors[key].may_reach(limit)
-    ]
 
 
 def _poor(layer: Layer, sender: float | None, window: float) -> str:
@@ -397,8 +303,8 @@ def _poor(layer: Layer, sender: float | None, window: float) -> str:
     if layer.pairs:
         i, j, rho = layer.pairs[0]
         text += (
-            f" Inputs are correlated by up to |rho| = {abs(rho):.2f} (neurons {i:.0f} and "
-            f"{j:.0f}), of which linear response keeps the first power."
+            f" Inputs are correlated by up to |rho| = {abs(rho):.2f} (neurons {i} and {j}), "
+            "of which linear response keeps the first power."
         )
     return text + (
         f" Moments are those of long windows; in {window:g} ms a neuron that fires by the clock "
@@ -407,59 +313,13 @@ def _poor(layer: Layer, sender: float | None, window: float) -> str:
 
 
 def _decided(decided: Decisions) -> str:
-    aim, last = decided.moments - 0.02, decided.accuracy[-1]
-    reached = [
-        time
-        for time, accuracy in zip(decided.times, decided.accuracy, strict=True)
-        if accuracy >= aim
-    ]
+    timed = zip(decided.times, decided.accuracy, strict=True)
+    reached = [time for time, accuracy in timed if accuracy >= decided.moments - 0.02]
     text = (
-        f"After {decided.times[-1]:g} ms the spiking network is right for {last:.1%} of "
-        f"{decided.inputs} inputs, the moments for {decided.moments:.1%}"
+        f"After {decided.times[-1]:g} ms the spiking network is right for "
+        f"{decided.accuracy[-1]:.1%} of {decided.inputs} inputs, the moments for "
+        f"{decided.moments:.1%}"
     )
     if reached:
         return f"{text}; it comes within 2 points of them after {reached[0]:g} ms."
     return f"{text}; it does not come within 2 points of them. Simulate for longer (--duration)."
-
-
-def _arrays(names: Sequence[str], seen: Sequence[_Seen], seed: int) -> dict[str, np.ndarray]:
-    """What figures show."""
-    arrays: dict[str, np.ndarray] = {}
-    for i, name in enumerate(names):
-        layers = [one.spiking.layers[name] for one in seen]
-        means = [one.analytic[i][0] for one in seen]
-        covariances = [one.analytic[i][1] for one in seen]
-        found = {
-            "rate": torch.stack(means),
-            "fano": torch.stack(
-                [
-                    covariance.diagonal() / mean.clamp_min(1e-12)
-                    for mean, covariance in zip(means, covariances, strict=True)
-                ]
-            ),
-            "sampled_rate": torch.cat([layer.rate for layer in layers]),
-            "rate_error": torch.cat([layer.rate_error for layer in layers]),
-            "sampled_fano": torch.cat([layer.fano for layer in layers]),
-            "fano_error": torch.cat([layer.fano_error for layer in layers]),
-            "pairs": torch.stack(
-                [
-                    _pairs(layer, covariance, (seed, i, j))
-                    for j, (layer, covariance) in enumerate(zip(layers, covariances, strict=True))
-                ]
-            ),
-        }
-        arrays |= {f"{name}/{key}": value.float().cpu().numpy() for key, value in found.items()}
-    return arrays
-
-
-def _pairs(layer: SpikingLayer, covariance: Tensor, key: tuple[int, int, int]) -> Tensor:
-    """(p, 3) correlation, sampled one and its error, of some pairs of neurons that fire."""
-    rho = correlations(covariance)
-    firing = layer.rate[0] * layer.window > _LEAST_COUNT
-    where = some_pairs(rho, _PAIRS, key, among=firing)
-    sampled, error = layer.covariance[0], layer.covariance_error[0]
-    deviation = sampled.diagonal().clamp_min(0).sqrt()
-    scale = (deviation[where[0]] * deviation[where[1]]).clamp_min(1e-12)
-    table = torch.stack([rho[where], sampled[where] / scale, error[where] / scale], 1)
-    empty = table.new_full((_PAIRS - len(table), 3), torch.nan)  # fewer pairs, the same shape
-    return torch.cat([table, empty])

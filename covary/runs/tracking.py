@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from covary.covariance import class_name
 from covary.nn import Lift
 from covary.nn.fidelity import Fidelity, Row, TrackingWarning
 from covary.runs.config import check_covariance
@@ -21,11 +22,11 @@ from covary.training.batches import shuffled
 _SAMPLES = 256
 
 
-def measure(net: nn.Module, x: Tensor, rows: Tensor, *, seed: int, progress: bool) -> Fidelity:
-    """Measure on a few of the rows (n,) of x that a network was trained on, chosen by the seed."""
+def measure(net: nn.Module, x: Tensor, *, seed: int, progress: bool) -> Fidelity:
+    """Measure on a few of the inputs that a network was trained on, chosen by the seed."""
     # A key beyond any epoch, and not that of the validation rows.
-    few = shuffled(len(rows), seed, 2**31 + 1)[:_SAMPLES]
-    return track(net, x[rows[few]], samples=_SAMPLES, progress=progress)
+    few = shuffled(len(x), seed, 2**31 + 1)[:_SAMPLES]
+    return track(net, x[few], samples=_SAMPLES, progress=progress)
 
 
 def fidelity_of(net: nn.Module) -> Fidelity | None:
@@ -40,36 +41,27 @@ class Held(NamedTuple):
     """How covariances are held in a measurement."""
 
     covariance: str
-    exact_width: int | None = None  # of tracked ones, as the next
-    fidelity: Row | None = None
+    fidelity: Row | None = None  # of tracked ones
     notes: tuple[str, ...] = ()
 
 
-def chosen(
-    run: Run,
-    net: nn.Module,
-    covariance: str | None,
-    exact_width: int | None = None,
-    *,
-    progress: bool = False,
-) -> Held:
+def chosen(run: Run, net: nn.Module, covariance: str | None, *, progress: bool = False) -> Held:
     """How to hold covariances: as asked for; else tracked, or full where tracked ones are poor.
 
     If tracked covariances were never compared with exact ones they are now, and what comes out is
     kept with the run's weights; ``net`` is told, too.
     """
-    model = run.config.model
-    if covariance is not None or exact_width is not None:
-        covariance = check_covariance(covariance or "tracked", exact_width, model)
-    if covariance not in (None, "tracked"):
+    if covariance is not None:
+        check_covariance(covariance)
+    if covariance is not None and class_name(covariance) != "tracked":
         return Held(covariance)
-    asked = model.exact_width if exact_width is None else exact_width
+    asked = run.config.model.tracked if covariance in (None, "tracked") else covariance
     known, news = known_or_measured(run, net, progress=progress)
     row = known.used(asked)
     if covariance is None and row.is_poor:
         poor = f"Tracked covariances of this network are poor ({row}), so exact ones are taken."
         return Held("full", notes=(*news, poor))
-    return Held("tracked", known.width(asked), row, (*news, summary(known, asked)))
+    return Held(known.named(asked), row, (*news, summary(known, asked)))
 
 
 def known_or_measured(run: Run, net: nn.Module, *, progress: bool) -> tuple[Fidelity, list[str]]:
@@ -77,25 +69,22 @@ def known_or_measured(run: Run, net: nn.Module, *, progress: bool) -> tuple[Fide
     known = fidelity_of(net)
     if known is not None:
         return known, []
-    x, config = run.data.x, run.config
-    _, rows = validation_rows(len(x), config)
-    fidelity = measure(net, x, rows, seed=config.training.seed, progress=progress)
+    _, rows = validation_rows(len(run.data.x), run.config)
+    seed = run.config.training.seed
+    fidelity = measure(net, run.data.x[rows], seed=seed, progress=progress)
     kept = run.save_tracking(net)
     where = f"kept in {run.model_path.name}" if kept else "not kept, since training is not finished"
     return fidelity, [f"Tracked covariances were never measured here: done now, and {where}."]
 
 
-def summary(fidelity: Fidelity, asked: int | None) -> str:
+def summary(fidelity: Fidelity, asked: str) -> str:
     """One sentence on how well tracked covariances agree, and one more if they do not."""
-    row = fidelity.used(asked)
-    width = fidelity.width(asked)
-    found = (
-        f"Tracked covariances (exact_width={width}) against exact ones, on training inputs: {row}."
-    )
+    row, named = fidelity.used(asked), fidelity.named(asked)
+    found = f"Tracked covariances ({named}) against exact ones, on training inputs: {row}."
     if not row.is_poor:
         return found
-    best = fidelity.used(None)
-    better = "full" if best.is_poor else f"tracked --exact-width {best.exact_width}"
+    best = fidelity.used("tracked")
+    better = "full" if best.is_poor else best.covariance
     return f"{found} That is poor. Better: covary evaluate with --covariance {better}."
 
 

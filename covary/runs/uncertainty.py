@@ -1,10 +1,8 @@
-"""What held-out data of a run say about its uncertainty: a calibration, and a fitted score."""
+"""Calibration and scores of a run's network, fitted to held-out training data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -13,22 +11,24 @@ from covary import activations
 from covary.covariance import Full
 from covary.models import with_covariance, with_noise
 from covary.moments import Moments
-from covary.runs import held_out
-from covary.runs.directory import Run, RunError
-from covary.runs.held_out import Calibration, HeldOut
+from covary.progress import Steps
+from covary.runs.directory import HELD_OUT, Run, RunError
+from covary.runs.results import Calibration, HeldOut
 from covary.runs.samples import validation_rows
 from covary.runs.tracking import Held, chosen, quietly
 from covary.uncertainty.calibration import choose_noise, fit_logits, fit_variance
-from covary.uncertainty.features import FEATURES
 from covary.uncertainty.fidelity import gathered
-from covary.uncertainty.fitted import FittedScore, fit, fit_features
+from covary.uncertainty.fitted import (
+    FittedScore,
+    cross_fitted,
+    features_of,
+    fit_features,
+    moment_features,
+)
+from covary.uncertainty.scores import expected_max, of_moments
 
-Progress = Callable[[Sequence[Any], str], Iterator[Any]]
-# Network, held-out inputs and labels or targets -> noise of the layers, None to keep it.
-Choice = Callable[[nn.Module, Tensor, Tensor], tuple[float, ...] | None]
 # Held-out samples that are looked at: as many as a score of some dozens of features can use.
-_MOST = 6000
-_LEAST = 10
+_MOST, _LEAST = 6000, 10
 _TO_CHOOSE_NOISE = 2000
 # Fewer than so many are worth a warning.
 _FEW = 200
@@ -36,38 +36,32 @@ _TOO_FEW = (
     "There are too few held-out samples ({}) to calibrate or fit a score with; train with "
     "--validation 0.1."
 )
+ANSWERED = 0.85  # the part of held-out inputs that a recommended threshold answers
 NOISE = ("keep", "one", "per-layer")
 _BATCH = 128
 
 
 def known_or_fitted(
-    run: Run, net: nn.Module, how: Held, *, progress: Progress | None = None
+    run: Run, net: nn.Module, how: Held, *, progress: Steps | None = None
 ) -> HeldOut:
     """What is in the run's folder if it is of these weights and covariances; else fit it now.
 
     What is there for other covariances of the same weights stays there: the noise that it has may
-    have been chosen with care, and is taken here too.
-
-    Args:
-        run: whose network it is.
-        net: the network, which holds its covariance in this way.
-        how: covariances are held.
-        progress: wraps the batches, given a name, to show how far it is.
+    have been chosen with care, and is taken here too. ``net`` is the run's network, which holds its
+    covariances like ``how`` says.
     """
-    before, covariance = run.kept_calibration, _named(how)
-    same = before is not None and before.weights == run.weights
-    if before is not None and same and before.covariance == covariance:
-        known = run.held_out
-        if known is not None:
-            return known
+    kept, covariance = run.kept_calibration, how.covariance
+    if kept is not None and kept.weights != run.weights:
+        kept = None
+    if kept is not None and kept.covariance == covariance and run.held_out is not None:
+        return run.held_out
     rows = _held_out(run)
     if len(rows) < _LEAST:
         return HeldOut(None, {}, len(rows), [_TOO_FEW.format(len(rows))])
-    if before is not None and same and before.covariance != covariance:
-        noise = before.noise
-        return _fitted(run, net, rows, progress, lambda *_: noise)
+    if kept is not None and kept.covariance != covariance:
+        return _fitted(run, net, rows, progress, kept.noise)
     fitted = _fitted(run, net, rows, progress)
-    held_out.write(run.path, fitted, weights=run.weights, covariance=covariance)
+    run.save_held_out(fitted, covariance)
     return fitted
 
 
@@ -91,7 +85,7 @@ def calibrate(
     *,
     covariance: str | None = None,
     noise: str = "keep",
-    progress: Progress | None = None,
+    progress: Steps | None = None,
 ) -> HeldOut:
     """Fit a run's calibration and scores anew, and keep them in its folder.
 
@@ -105,27 +99,23 @@ def calibrate(
             of held-out data: ``"one"`` for all layers, or ``"per-layer"``.
         progress: wraps the batches, given a name, to show how far it is.
     """
+    if noise not in NOISE:
+        raise ValueError(f"Unknown choice of noise {noise!r}; known are {', '.join(NOISE)}.")
     if noise != "keep" and activations.get(run.config.model.activation).neuron is not None:
         raise ValueError(
             "Noise is chosen among values for standardised inputs, which spiking neurons do not "
             "fire by; keep theirs (--noise keep)."
         )
-    if noise not in NOISE:
-        raise ValueError(f"Unknown choice of noise {noise!r}; known are {', '.join(NOISE)}.")
-    files = (held_out.CALIBRATION, *(file for _, file in held_out.SCORES.values()))
-    run.check_replaceable(*(run.path / name for name in files))
+    run.check_replaceable(*(run.path / name for name in HELD_OUT))
     rows = _held_out(run)
     if len(rows) < _LEAST:
         raise RunError(_TOO_FEW.format(len(rows)))
     net: nn.Module = run.network()
     how = chosen(run, net, covariance, progress=progress is not None)
-    net = with_covariance(net, how.covariance, exact_width=how.exact_width)
-    choose: Choice = _as_it_is
-    if noise != "keep":
-        choose = partial(_chosen, per_layer=noise == "per-layer")
+    net = with_covariance(net, how.covariance)
     with quietly():
-        fitted = _fitted(run, net, rows, progress, choose)
-    held_out.write(run.path, fitted, weights=run.weights, covariance=_named(how))
+        fitted = _fitted(run, net, rows, progress, None if noise == "keep" else noise)
+    run.save_held_out(fitted, how.covariance)
     return fitted
 
 
@@ -134,47 +124,36 @@ def _held_out(run: Run) -> Tensor:
     return validation_rows(len(run.data.x), run.config)[0][:_MOST]
 
 
-def _named(how: Held) -> str:
-    width = "" if how.exact_width is None else f", exact_width {how.exact_width}"
-    return how.covariance + width
-
-
-def _as_it_is(_net: nn.Module, _x: Tensor, _y: Tensor) -> None:
-    """Keep the noise."""
-
-
-def _chosen(net: nn.Module, x: Tensor, y: Tensor, *, per_layer: bool) -> tuple[float, ...]:
-    some, device = slice(_TO_CHOOSE_NOISE), next(net.parameters()).device
-    choice = choose_noise(net, x[some].to(device), y[some].to(device), per_layer=per_layer)
-    return choice.noise
-
-
 def _fitted(
     run: Run,
     net: nn.Module,
     rows: Tensor,
-    progress: Progress | None,
-    choose: Choice = _as_it_is,
+    progress: Steps | None,
+    noise: str | tuple[float, ...] | None = None,
 ) -> HeldOut:
-    """Calibration and scores of a network; ``choose`` says which noise is to be calibrated."""
+    """Calibration and scores of a network, with other noise if it is given or to be chosen."""
     x, y, classify = run.data.x[rows], run.data.y[rows], run.classifies
-    values, moments = _looked_at(net, x, progress)
-    classes = moments.mean.shape[-1] if classify else 1
-    makers: dict[str, Callable[[], FittedScore]] = {
-        "fitted": lambda: fit_features(values, moments.mean, classes=classes, features="moments"),
-        "fitted_plain": lambda: fit(
-            net, x.to(next(net.parameters()).device), features="plain", classify=classify
-        ),
+    device = next(net.parameters()).device
+    values, as_trained = _looked_at(net, x, progress)
+    mean, moments = as_trained.mean, as_trained
+    classes = mean.shape[-1] if classify else 1
+    batches = (some.to(device) for some in torch.split(x, _BATCH))
+    plain_values, plain_mean = features_of("plain", net, batches)
+    known = {
+        "fitted": (values, mean, "moments"),
+        "fitted_plain": (plain_values, plain_mean, "plain"),
     }
     scores: dict[str, FittedScore] = {}
-    missing = {}
-    for name, make in makers.items():
+    notes = []
+    for name, (seen, outputs, kind) in known.items():
         try:
-            scores[name] = make()
+            scores[name] = fit_features(seen, outputs, classes=classes, features=kind)
         except ValueError as error:  # too few samples for so many features
-            missing[name] = str(error)
-    notes = [f"There is no {name.replace('_', ' ')} score: {missing[name]}" for name in missing][:1]
-    noise = choose(net, x, y)
+            notes.append(f"There is no {name.replace('_', ' ')} score: {error}")
+    notes = notes[:1]
+    if isinstance(noise, str):
+        some = (each[:_TO_CHOOSE_NOISE].to(device) for each in (x, y))
+        noise = choose_noise(net, *some, per_layer=noise == "per-layer").noise
     if noise is not None:
         moments = _looked_at(with_noise(net, noise), x, progress)[1]
     calibration: Calibration = fit_logits(moments, y) if classify else fit_variance(moments, y)
@@ -188,7 +167,32 @@ def _fitted(
             "Calibration found no use for the covariance: calibrated standard deviations are the "
             "same for all inputs, to a percent."
         )
-    return HeldOut(calibration, scores, len(x), notes, noise)
+    thresholds = _thresholds(as_trained, calibration(moments), classify=classify)
+    for name in scores:
+        seen, outputs, kind = known[name]
+        with suppress(ValueError):  # too few samples to fit to four fifths of them
+            own = cross_fitted(seen, outputs, classes=classes, features=kind)
+            thresholds[name] = _answering(own)
+    return HeldOut(calibration, scores, len(x), notes, noise, thresholds)
+
+
+@torch.no_grad()
+def _thresholds(moments: Moments, calibrated: Moments, *, classify: bool) -> dict[str, float]:
+    """By score, the value up to which a network would answer ``ANSWERED`` of these inputs."""
+    batches = torch.split(torch.arange(len(moments)), _BATCH)
+    scored = [of_moments(moments[rows], classify=classify) for rows in batches]
+    found = {name: torch.cat([batch[name] for batch in scored]) for name in scored[0]}
+    if classify:
+        found["calibrated"] = torch.cat([expected_max(calibrated[rows]) for rows in batches])
+    else:
+        stddevs = calibrated.stddev.unbind(-1)
+        found |= {f"stddev_{i + 1}": stddev for i, stddev in enumerate(stddevs)}
+    return {name: _answering(score) for name, score in found.items()}
+
+
+def _answering(score: Tensor) -> float:
+    """One of the scores (n,) that ``ANSWERED`` of them do not exceed; NaN if none is a number."""
+    return torch.nanquantile(score.double(), ANSWERED, interpolation="lower").item()
 
 
 def _is_constant(stddev: Tensor) -> bool:
@@ -196,17 +200,15 @@ def _is_constant(stddev: Tensor) -> bool:
 
 
 @torch.no_grad()
-def _looked_at(net: nn.Module, x: Tensor, progress: Progress | None) -> tuple[Tensor, Moments]:
+def _looked_at(net: nn.Module, x: Tensor, progress: Steps | None) -> tuple[Tensor, Moments]:
     """Features (n, d) of all layers, and the moments of the output, on the CPU."""
-    kind = FEATURES["moments"]
     device = next(net.parameters()).device
     outs, values = [], []
     batches = torch.split(x, _BATCH)
-    with kind.watch(net) as seen:
-        for some in progress(batches, "held-out data") if progress else batches:
-            out: Moments = net(some.to(device))
-            values.append(kind.of(seen, out).cpu())
-            outs.append(gathered([out]))
+    for some in progress(batches, "held-out data") if progress else batches:
+        features, out = moment_features(net, some.to(device))
+        values.append(features.cpu())
+        outs.append(gathered([out]))
     whole = gathered(outs)
     matrix = whole.covariance_matrix.cpu()
-    return torch.cat(values), Moments(whole.mean.cpu(), Full(matrix, matrix.new_zeros(1, 1)))
+    return torch.cat(values), Moments(whole.mean.cpu(), Full(matrix))

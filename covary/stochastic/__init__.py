@@ -1,23 +1,17 @@
-"""The stochastic networks that moments describe: drawn, simulated in time, and spiking.
-
-``sample_steady`` draws the steady state, ``simulate_ou`` follows Ornstein-Uhlenbeck processes,
-``simulate_spikes`` leaky integrate-and-fire neurons; all take a moment neural network and give the
-moments that it claims to have. ``to_nir`` and ``from_nir`` exchange spiking networks with other
-tools.
-"""
+"""The stochastic networks that moments describe: drawn, simulated in time, and spiking; NIR."""
 
 from covary.stochastic.chain import Chain, Stage
-from covary.stochastic.counts import Readout, SpikingLayer
 from covary.stochastic.exchange import from_nir, save_nir, to_nir
-from covary.stochastic.ou import Dynamics, relaxation_time, simulate_ou
+from covary.stochastic.sampling import Dynamics, relaxation_time, sample_steady, simulate_ou
 from covary.stochastic.spiking import (
+    Readout,
     SaturationWarning,
     SilenceWarning,
     Spiking,
+    SpikingLayer,
     simulate_spikes,
 )
 from covary.stochastic.statistics import Estimate, StreamingMoments
-from covary.stochastic.steady import sample_steady
 
 __all__ = [
     "Chain",

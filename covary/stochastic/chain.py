@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from covary import activations
 from covary.activations import MomentActivation
+from covary.activations.neuron import LIF
+from covary.models import evaluating
 from covary.nn import Lift
 from covary.nn.protocol import Drawn, MomentLayer
 
@@ -22,7 +24,7 @@ class Stage:
 
     Attributes:
         name: of the module that gives the moments of h(x), as ``covary.record`` knows it.
-        weight: (m, n), whatever scales its results (batch norm, units of the output) folded in.
+        weight: (m, n), with what scales its results (batch norm, units of the output) folded in.
         bias: (m,).
         noise: sigma of what is added to every unit before the activation.
         activation: h.
@@ -34,13 +36,29 @@ class Stage:
     noise: float
     activation: MomentActivation
 
+    @property
+    def units(self) -> int:
+        """How many, m."""
+        return len(self.weight)
+
+    @property
+    def neuron(self) -> LIF:
+        """Constants of its neurons, which only a stage that spikes has."""
+        neuron = self.activation.neuron
+        assert neuron is not None
+        return neuron
+
+    def drive(self, signal: Tensor) -> Tensor:
+        """(..., n) -> (..., m): W v + b."""
+        return signal @ self.weight.mT + self.bias
+
 
 @dataclass(frozen=True)
 class Chain:
     """A moment neural network taken apart: a deterministic trunk, noisy inputs, then stages.
 
     Attributes:
-        trunk: what stands in front of ``Lift``: ordinary layers, that know no noise.
+        trunk: the layers in front of ``Lift``: ordinary ones, without noise.
         noise: sigma of the inputs.
         poisson: whether inputs are rates of Poisson processes, whose variance is their mean (in
             addition to that of the noise).
@@ -54,28 +72,29 @@ class Chain:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, net: nn.Module) -> Chain:
+    def of(cls, net: nn.Module | Chain) -> Chain:
         """Take a network apart, as it is in evaluation mode (running statistics, no dropout).
 
-        Any nesting of ``nn.Sequential`` will do, as long as one layer follows another; of other
-        modules nobody knows in which order they call their layers.
+        Any nesting of ``nn.Sequential`` will do. The order in which other modules call their layers
+        is not known. A chain is given back as it is.
         """
+        if isinstance(net, Chain):
+            return net
         if not isinstance(net, nn.Sequential):
             raise ValueError(
                 "A stochastic network is made from an nn.Sequential, whose layers follow each "
                 f"other; got {type(net).__name__}."
             )
         layers = list(_leaves(net))
-        places = [i for i, (_, layer) in enumerate(layers) if isinstance(layer, Lift)]
-        if len(places) != 1:
+        lifts = [(i, layer) for i, (_, layer) in enumerate(layers) if isinstance(layer, Lift)]
+        if len(lifts) != 1:
             raise ValueError(
                 "A stochastic network needs a moment neural network with one covary.nn.Lift, layer "
-                f"after layer; this one shows {len(places)}."
+                f"after layer; this one shows {len(lifts)}."
             )
-        lift = layers[places[0]][1]
-        assert isinstance(lift, Lift)
-        trunk = nn.Sequential(*(layer for _, layer in layers[: places[0]]))
-        stages = tuple(_stages(layers[places[0] + 1 :]))
+        ((place, lift),) = lifts
+        trunk = nn.Sequential(*(layer for _, layer in layers[:place]))
+        stages = tuple(_stages(layers[place + 1 :]))
         if not stages:
             raise ValueError("A stochastic network needs weights behind its covary.nn.Lift.")
         return cls(trunk, lift.noise, lift.poisson, stages)
@@ -91,7 +110,8 @@ class Chain:
         weight = self.stages[0].weight
         if len(x) == 0:
             raise ValueError("There is no input to simulate a network for: the batch is empty.")
-        means = self._through_trunk(x.to(weight.device))
+        with evaluating(self.trunk):
+            means = self.trunk(x.to(weight.device))
         if means.dim() != 2 or means.shape[1] != weight.shape[1]:
             raise ValueError(
                 f"The first weights take inputs (B, {weight.shape[1]}), got {tuple(means.shape)}. "
@@ -112,15 +132,35 @@ class Chain:
         )
         return replace(self, stages=stages), means.to(weight.dtype)
 
-    def _through_trunk(self, x: Tensor) -> Tensor:
-        """In evaluation mode, whatever mode its layers are in: they are the network's own."""
-        modes = [(module, module.training) for module in self.trunk.modules()]
-        try:
-            signal: Tensor = self.trunk.eval()(x)
-        finally:
-            for module, training in modes:
-                module.training = training
-        return signal
+    def input_stddev(self, means: Tensor) -> Tensor:
+        """(B, n) of the inputs: their noise, and the root of the rate where they are Poisson's."""
+        rates = means if self.poisson else torch.zeros_like(means)
+        return (rates + self.noise**2).sqrt()
+
+    def neurons_and_readout(self) -> tuple[tuple[Stage, ...], Stage | None]:
+        """Layers of neurons, and what reads them: None, where the last layer has neurons too."""
+        *hidden, last = self.stages
+        if last.activation.neuron is not None:
+            return self.stages, None
+        if not self.is_spiking:
+            raise ValueError(
+                "A spiking network needs layers with activation 'lif'; this network has "
+                f"{', '.join(str(stage.activation) for stage in self.stages)}. Train one so: "
+                "covary.mlp(..., activation='lif'), or covary train --activation lif."
+            )
+        for stage in hidden:
+            if stage.activation.neuron is None:
+                raise ValueError(
+                    f"{stage.name} has activation {stage.activation} among layers that spike; only "
+                    "the last weights may have none. Use 'lif' in all of them."
+                )
+        if last.noise or last.activation.name != "identity":
+            raise ValueError(
+                f"The output {last.name} of a spiking network reads spike counts, without noise or "
+                f"activation of its own; got noise {last.noise:g} and activation "
+                f"{last.activation}."
+            )
+        return tuple(hidden), last
 
 
 def _leaves(net: nn.Sequential, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -157,20 +197,19 @@ def _stages(layers: list[tuple[str, nn.Module]]) -> Iterator[Stage]:
 
 def _with(stage: Stage, name: str, layer: nn.Module, drawn: Drawn) -> Stage:
     """The stage with what another layer does behind it; scale and shift go into the weights."""
-    weight, bias, noise, activation = stage.weight, stage.bias, stage.noise, stage.activation
-    if activation is not _IDENTITY:
+    weight, bias, noise = stage.weight, stage.bias, stage.noise
+    if stage.activation is not _IDENTITY:
         raise _misplaced(name, layer, "behind an activation")
-    if drawn.scale is not None or drawn.shift is not None:
-        if noise:
-            raise _misplaced(name, layer, "behind noise")
-        if drawn.scale is not None:
-            weight = weight * drawn.scale.detach().expand(len(weight))[:, None]
-            bias = bias * drawn.scale.detach()
-        if drawn.shift is not None:
-            bias = bias + drawn.shift.detach()
+    if noise and not (drawn.scale is None and drawn.shift is None):
+        raise _misplaced(name, layer, "behind noise")
+    if drawn.scale is not None:
+        weight = weight * drawn.scale.detach().expand(len(weight))[:, None]
+        bias = bias * drawn.scale.detach()
+    if drawn.shift is not None:
+        bias = bias + drawn.shift.detach()
     if drawn.noise is not None:
         noise = (noise**2 + drawn.noise**2) ** 0.5
-    return Stage(name, weight, bias, noise, drawn.activation or activation)
+    return Stage(name, weight, bias, noise, drawn.activation or _IDENTITY)
 
 
 def _misplaced(name: str, layer: nn.Module, where: str) -> ValueError:

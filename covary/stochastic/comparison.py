@@ -12,21 +12,25 @@ from torch import Tensor
 
 from covary.stochastic.chain import Chain, Stage
 from covary.stochastic.statistics import Estimate
-from covary.stochastic.steady import input_stddev
 
 # Directions of less variance, of the largest, are left out of entropies: in the layers of a trained
-# network they hang on units that fire once in thousands of draws, or never while anyone looks.
+# network they hang on units that fire once in thousands of draws, or never.
 ENTROPY_RTOL = 1e-3
 # Of the largest, where all should be about 1: a direction in which the simulation never varied.
 _NOTHING = 1e-6
+# Correlations above this are strong; a unit whose variance is linear in its noise by less than
+# this part is saturated.
+STRONG, SATURATED = 0.5, 0.2
+
+Pair = tuple[int, int, float]  # two units, and the correlation of their inputs
 
 
 class Error(NamedTuple):
     """A relative error: norm of the difference over norm of what was sampled.
 
-    A sampled value is off by itself. ``floor`` is the relative error that this alone makes, to be
-    expected of exact moments; squares add up, so ``squared`` is the square of what was found less
-    that of the floor, zero on average for exact moments, and so at times below zero.
+    ``floor`` is the error that sampling alone makes, to be expected of exact moments. Squares add
+    up, so ``squared`` is the square of what was found less that of the floor: zero on average for
+    exact moments, and so at times below zero.
     """
 
     squared: float
@@ -49,7 +53,7 @@ class Error(NamedTuple):
 
     @classmethod
     def average(cls, errors: Sequence[Error]) -> Error:
-        """Of several inputs: the root of the mean square."""
+        """The error over several inputs: the root of the mean square."""
         n = len(errors)
         return cls(
             squared=sum(error.squared for error in errors) / n,
@@ -85,33 +89,43 @@ class Comparison(NamedTuple):
         return {name: getattr(self, name) for name in ERRORS}
 
 
-ERRORS = ("mean", "variance", "covariance", "off_diagonal")
+def _diagonal(covariance: Tensor) -> Tensor:
+    return covariance.diagonal(dim1=-2, dim2=-1)
+
+
+def _off_diagonal(covariance: Tensor) -> Tensor:
+    return covariance - torch.diag_embed(_diagonal(covariance))
+
+
+# What is compared, of a mean (1, n) and a covariance (1, n, n).
+_Pick = Callable[[Tensor, Tensor], Tensor]
+_PICKS: dict[str, _Pick] = {
+    "mean": lambda mean, _: mean,
+    "variance": lambda _, covariance: _diagonal(covariance),
+    "covariance": lambda _, covariance: covariance,
+    "off_diagonal": lambda _, covariance: _off_diagonal(covariance),
+}
+ERRORS = tuple(_PICKS)
 
 
 def compare(estimate: Estimate, mean: Tensor, covariance: Tensor) -> Comparison:
     """Compare a mean (n,) and a covariance (n, n) with the estimate for one input."""
     mean, covariance = mean.double(), covariance.double()
-    variance = covariance.diagonal()
-
     return Comparison(
-        mean=relative_error(estimate, lambda sampled, _: sampled, mean),
-        variance=relative_error(estimate, lambda _, sampled: _diagonal(sampled), variance),
-        covariance=relative_error(estimate, lambda _, sampled: sampled, covariance),
-        off_diagonal=relative_error(
-            estimate, lambda _, sampled: _off_diagonal(sampled), _off_diagonal(covariance)
-        ),
+        **{
+            name: relative_error(estimate, pick, pick(mean[None], covariance[None])[0])
+            for name, pick in _PICKS.items()
+        },
         entropy=entropy_gap(estimate, covariance),
         samples=estimate.effective_samples_of_all.item(),
     )
 
 
-def relative_error(
-    estimate: Estimate, pick: Callable[[Tensor, Tensor], Tensor], truth: Tensor
-) -> Error:
-    """Of what is picked from a sampled mean (1, n) and covariance (1, n, n), for one input."""
+def relative_error(estimate: Estimate, pick: _Pick, truth: Tensor) -> Error:
+    """Error of what ``pick`` takes from a sampled mean (1, n) and covariance (1, n, n)."""
     sampled = pick(estimate.mean, estimate.covariance_matrix)[0]
     size = sampled.square().sum()
-    if size == 0:  # nothing varies, or nothing happened while anyone looked
+    if size == 0:  # nothing varies, or nothing happened in the simulation
         return Error(0.0, 0.0, 0.0) if truth.square().sum() == 0 else Error(*[math.nan] * 3)
     noise = estimate.standard_error(pick)[0].square().sum()
 
@@ -159,38 +173,10 @@ def variance_share(estimate: Estimate, other: Estimate) -> tuple[float, float]:
     return share.item(), error.item()
 
 
-class Reasons(NamedTuple):
-    """What makes linear response good or poor at one layer for one input.
-
-    Linear response keeps the first term of a series in the correlation rho of two inputs.
-
-    Attributes:
-        pairs: the most correlated pairs of inputs, as (unit, unit, rho).
-        strong_pairs: part of all pairs with |rho| above 0.5.
-        error_at_strong_pairs: part of the squared error of covariances that these pairs have.
-        saturated: part of the units whose response to noise is hardly linear: of their variance,
-            gain^2 var is less than a fifth (a step function more than 2 sigma away, say).
-        error_at_saturated: part of the squared error at pairs with such a unit.
-        own: relative error of the covariance where the moments before the layer are the sampled
-            ones: what the layer adds, whatever those before it did. Noise is taken out.
-    """
-
-    pairs: tuple[tuple[int, int, float], ...]
-    strong_pairs: float
-    error_at_strong_pairs: float
-    saturated: float
-    error_at_saturated: float
-    own: float
-
-
-STRONG = 0.5
-SATURATED = 0.2
-
-
 def moments_of_inputs(chain: Chain, x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean (n,) and covariance (n, n) of the first units, for one input (1, ...)."""
     chain, means = chain.prepared(x)
-    return means[0].double(), torch.diag(input_stddev(chain, means)[0].double().square())
+    return means[0].double(), torch.diag(chain.input_stddev(means)[0].double().square())
 
 
 def correlations(covariance: Tensor) -> Tensor:
@@ -207,36 +193,52 @@ def inputs_of(stage: Stage, mean: Tensor, covariance: Tensor) -> tuple[Tensor, T
     return weight @ mean.double() + bias, weight @ covariance.double() @ weight.mT + noise
 
 
+class Reasons(NamedTuple):
+    """What may make the covariances of a layer wrong, for one input.
+
+    Linear response keeps the first term of a series in the correlation rho of two inputs.
+
+    Attributes:
+        pairs: the most correlated pairs of inputs.
+        strong_pairs: part of all pairs with |rho| above 0.5.
+        error_at_strong_pairs: part of the squared error of covariances that these pairs have.
+        saturated: part of the units whose response to noise is hardly linear: of their variance,
+            gain^2 var is less than a fifth (a step function more than 2 sigma away, say).
+        error_at_saturated: part of the squared error at pairs with such a unit.
+        own: relative error of the covariance where the moments before the layer are the sampled
+            ones: what the layer itself adds. Noise is taken out.
+    """
+
+    pairs: tuple[Pair, ...]
+    strong_pairs: float
+    error_at_strong_pairs: float
+    saturated: float
+    error_at_saturated: float
+    own: float
+
+
 def reasons(
     stage: Stage,
     estimate: Estimate,
     covariance: Tensor,
     before: tuple[Tensor, Tensor],
     sampled_before: tuple[Tensor, Tensor],
-    *,
-    top: int = 3,
 ) -> Reasons:
-    """Look for what makes a layer's covariances (n, n) wrong.
+    """Look for what makes a layer's covariance (n, n) differ from its estimate, for one input.
 
-    Args:
-        stage: the layer.
-        estimate: its sampled moments, for one input.
-        covariance: its analytic covariance.
-        before: analytic mean and covariance of the layer before it.
-        sampled_before: the same, sampled.
-        top: how many pairs to name.
+    ``before`` and ``sampled_before`` are mean and covariance of the layer before it.
     """
     mu, var = inputs_of(stage, *before)
     rho = correlations(var)
-    sampled = estimate.covariance_matrix[0]
     noise = estimate.covariance_error[0].square()
-    squares = _off_diagonal((sampled - covariance.double()).square() - noise)
+    off_by = (estimate.covariance_matrix[0] - covariance.double()).square()
+    squares = _off_diagonal(off_by - noise)
     strong = rho.abs() > STRONG
     out = stage.activation(mu[None], var.diagonal()[None])
     far = (out.gain.square() * var.diagonal() < SATURATED * out.variance)[0]
     off = _off_diagonal(torch.ones_like(rho))
     return Reasons(
-        pairs=top_pairs(rho, top),
+        pairs=top_pairs(rho),
         strong_pairs=_part(strong * off, off),
         error_at_strong_pairs=_part(squares * strong, squares),
         saturated=far.double().mean().item(),
@@ -250,7 +252,13 @@ def _own_error(stage: Stage, estimate: Estimate, before: tuple[Tensor, Tensor]) 
     out = stage.activation(mu[None], covariance.diagonal()[None])
     response = out.gain[0] * out.gain[0][:, None] * covariance
     predicted = _off_diagonal(response) + torch.diag(out.variance[0])
-    return relative_error(estimate, lambda _, sampled: sampled, predicted).value
+    return relative_error(estimate, _PICKS["covariance"], predicted).value
+
+
+def _part(some: Tensor, whole: Tensor) -> float:
+    """The share of ``some`` in ``whole``; sums without their noise may be a little below 0."""
+    total = whole.sum().item()
+    return min(1.0, max(0.0, some.sum().item() / total)) if total > 0 else 0.0
 
 
 def some_pairs(
@@ -271,23 +279,9 @@ def some_pairs(
     return rows[kept], columns[kept]
 
 
-def top_pairs(rho: Tensor, top: int = 3) -> tuple[tuple[int, int, float], ...]:
-    """The most correlated pairs of units, as (unit, unit, rho)."""
+def top_pairs(rho: Tensor) -> tuple[Pair, ...]:
+    """The three most correlated pairs of units."""
     rows, columns = torch.triu_indices(len(rho), len(rho), 1, device=rho.device)
     values = rho[rows, columns]
-    order = values.abs().argsort(descending=True)[:top].tolist()
+    order = values.abs().argsort(descending=True)[:3].tolist()
     return tuple((int(rows[i]), int(columns[i]), values[i].item()) for i in order)
-
-
-def _part(some: Tensor, whole: Tensor) -> float:
-    """Of a sum that noise was taken out of, and which so may be a little below 0."""
-    total = whole.sum().item()
-    return min(1.0, max(0.0, some.sum().item() / total)) if total > 0 else 0.0
-
-
-def _diagonal(covariance: Tensor) -> Tensor:
-    return covariance.diagonal(dim1=-2, dim2=-1)
-
-
-def _off_diagonal(covariance: Tensor) -> Tensor:
-    return covariance - torch.diag_embed(_diagonal(covariance))

@@ -5,22 +5,20 @@ from __future__ import annotations
 import io
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from covary import activations
-from covary.activations.neuron import LIF
+from covary.activations import LIF
 from covary.data.dataset import needed
 from covary.files import write_atomically
 from covary.nn import Activation, Flatten, Lift, Linear, Noise
 from covary.stochastic.chain import Chain, Stage
-from covary.stochastic.spiking import layers_of_neurons, neuron_of
 
 if TYPE_CHECKING:
     import nir
@@ -42,14 +40,12 @@ def to_nir(
 
     Input, Affine, LIF, ..., Affine, Output; batch norm is folded into the weights. A LIF node obeys
     tau dv/dt = v_leak - v + r I, with tau = 1 / leak in seconds, r = tau and v_leak = 0, so that I
-    is a current in mV per second and a weight is the jump that a spike causes, in mV, if spikes are
-    Dirac pulses (of integral 1, as in the continuous time of NIR). Inputs are what ``net`` takes:
-    currents, or spikes if ``Lift`` has ``poisson``; the average over time of the output is its
-    mean.
+    is a current in mV per second and a weight is the jump in mV that a spike causes, if spikes are
+    Dirac pulses. Inputs are currents, or spikes if ``Lift`` has ``poisson``; the average over time
+    of the output is the network's mean.
 
     NIR knows no refractory period and no noise. They are kept in the metadata of nodes, for
-    ``from_nir``; whoever else reads the graph has deterministic neurons that fire faster: intervals
-    are shorter by ``t_ref``.
+    ``from_nir``; for other readers neurons are deterministic, and intervals shorter by ``t_ref``.
 
     Args:
         net: a moment neural network whose activations are all ``lif``, or its ``Chain``.
@@ -64,35 +60,47 @@ def to_nir(
         ['input', 'linear1', 'activation1', 'linear2', 'output']
     """
     nir = _library()
-    unit, width = _checked_unit(ms_per_unit), _checked_width(spike_width)
-    chain = net if isinstance(net, Chain) else Chain.of(net)
-    hidden, last = layers_of_neurons(chain)
+    _check_times(ms_per_unit, spike_width)
+    chain = Chain.of(net)
+    hidden, last = chain.neurons_and_readout()
     if any(not isinstance(layer, Flatten | nn.Flatten) for layer in chain.trunk):
         raise ValueError(
             "NIR takes the layers behind covary.nn.Lift; this network has "
             f"{', '.join(type(layer).__name__ for layer in chain.trunk)} in front of it. Export "
             "the rest: nn.Sequential(*layers from Lift on)."
         )
-    about: dict[str, Any] = {_NOISE: chain.noise, _POISSON: int(chain.poisson), _UNIT: unit}
-    if width is not None:
-        about[_DT] = width
-    inputs = np.array([hidden[0].weight.shape[1]])
-    nodes: dict[str, Any] = {"input": nir.Input(inputs, metadata=about)}
-    pulse = 1.0 if width is None else 1 / width
+    about = {_NOISE: chain.noise, _POISSON: int(chain.poisson), _UNIT: ms_per_unit}
+    if spike_width is not None:
+        about[_DT] = spike_width
+    inputs, outputs = hidden[0].weight.shape[1], chain.stages[-1].units
+    nodes: dict[str, Any] = {"input": nir.Input(np.array([inputs]), metadata=about)}
+    pulse = 1.0 if spike_width is None else 1 / spike_width
     for number, stage in enumerate(hidden, start=1):
-        is_current = number == 1 and not chain.poisson
-        scale = unit if is_current else pulse
-        nodes[f"linear{number}"] = nir.Affine(
-            _array(stage.weight * scale), _array(stage.bias * unit)
-        )
-        nodes[f"activation{number}"] = _lif_node(nir, stage, unit)
+        scale = ms_per_unit if number == 1 and not chain.poisson else pulse
+        nodes[f"linear{number}"] = _affine(nir, stage, scale, ms_per_unit)
+        nodes[f"activation{number}"] = _lif(nir, stage, ms_per_unit)
     if last is not None:
-        nodes[f"linear{len(hidden) + 1}"] = nir.Affine(
-            _array(last.weight * (pulse / unit)), _array(last.bias)
-        )
-    nodes["output"] = nir.Output(np.array([len(chain.stages[-1].weight)]))
-    names = list(nodes)
-    return nir.NIRGraph(nodes, list(pairwise(names)))
+        nodes[f"linear{len(hidden) + 1}"] = _affine(nir, last, pulse / ms_per_unit, 1.0)
+    nodes["output"] = nir.Output(np.array([outputs]))
+    return nir.NIRGraph(nodes, list(pairwise(nodes)))
+
+
+def _affine(nir: Any, stage: Stage, scale: float, bias_scale: float) -> Any:
+    values = (stage.weight * scale, stage.bias * bias_scale)
+    return nir.Affine(*(value.detach().cpu().numpy() for value in values))
+
+
+def _lif(nir: Any, stage: Stage, unit: float) -> Any:
+    neuron, ones = stage.neuron, np.ones(stage.units)
+    tau = ones / (neuron.leak * unit)
+    return nir.LIF(
+        tau=tau,
+        r=tau.copy(),
+        v_leak=0 * ones,
+        v_threshold=neuron.v_th * ones,
+        v_reset=neuron.v_res * ones,
+        metadata={_T_REF: neuron.t_ref, _NOISE: stage.noise},
+    )
 
 
 def save_nir(
@@ -103,10 +111,8 @@ def save_nir(
     ms_per_unit: float = SECOND,
 ) -> None:
     """Write ``to_nir`` of a network to a file, whole or not at all."""
-    nir = _library()
-    graph = to_nir(net, spike_width=spike_width, ms_per_unit=ms_per_unit)
-    content = io.BytesIO()
-    nir.write(content, graph)
+    graph, content = to_nir(net, spike_width=spike_width, ms_per_unit=ms_per_unit), io.BytesIO()
+    _library().write(content, graph)
     write_atomically(Path(path), content.getvalue())
 
 
@@ -124,13 +130,11 @@ def from_nir(
 
     A graph must be a chain of Affine or Linear and LIF nodes; ``to_nir`` says what they mean. What
     NIR does not know (noise, refractory periods, the unit of time) is taken from the arguments,
-    or, in a graph that ``to_nir`` made, from what is kept there. Weights are of torch's default
-    type.
+    or, in a graph that ``to_nir`` made, from its metadata.
 
-    Voltages are measured from ``v_leak``, the resistance is made part of the weights. Neurons of a
-    layer may differ in what scales with the voltage, which is made part of the weights too: all
-    then have the threshold of the first one. They may not differ in their time constant, or in how
-    far from threshold their reset is.
+    Voltages are measured from ``v_leak``; resistances and what scales with the voltage become part
+    of the weights, so that all neurons of a layer have the threshold of the first one. They may not
+    differ in their time constant, or in how far from threshold their reset is.
 
     Args:
         source: a graph, or a file that contains one.
@@ -153,203 +157,161 @@ def from_nir(
     """
     nir = _library()
     graph = source if isinstance(source, nir.NIRGraph) else _read(nir, Path(source))
-    chain = list(_chain(nir, graph))
-    about = graph.nodes[chain[0]].metadata
-    unit = _checked_unit(float(about.get(_UNIT, SECOND)) if ms_per_unit is None else ms_per_unit)
-    known_width = float(about[_DT]) if _DT in about else None
-    width = _checked_width(known_width if spike_width is None else spike_width)
+    first, *between, _ = _chain(nir, graph)
+    about = graph.nodes[first].metadata
+    unit = float(about.get(_UNIT, SECOND)) if ms_per_unit is None else ms_per_unit
+    width = about.get(_DT) if spike_width is None else spike_width
+    _check_times(unit, width)
     poisson = bool(about.get(_POISSON, False)) if poisson is None else poisson
-    imported = _Import(nir, graph, unit, 1.0 if width is None else width, t_ref)
-    stages = list(imported.stages(chain[1:-1], spikes=poisson))
-    known = [about.get(_NOISE), *(stage.noise for stage in stages if stage.neuron)]
-    lift, *noises = _noises(noise, known)
+    pulse = 1.0 if width is None else float(width)  # the integral of a spike in the graph's time
+    stages = list(_stages(nir, graph, between))
+    known = [stage.node.metadata.get(_NOISE) for stage in stages if stage.node is not None]
+    lift, *noises = _noises(noise, [about.get(_NOISE), *known])
     layers: OrderedDict[str, nn.Module] = OrderedDict(lift=Lift(lift, covariance, poisson=poisson))
     for number, stage in enumerate(stages, start=1):
-        layers[f"linear{number}"] = _linear(stage.weight, stage.bias)
-        if stage.neuron is not None:
-            layers[f"noise{number}"] = Noise(noises[number - 1])
-            constants = vars(stage.neuron)
-            layers[f"activation{number}"] = Activation(activations.lif(**constants))
+        if stage.node is None:
+            layers[f"linear{number}"] = _linear(stage.weight * (pulse * unit), stage.bias)
+            break
+        neuron, current = _neurons(stage, unit, t_ref)
+        # What a spike does, or I in a ms.
+        effect = current * pulse * unit if number > 1 or poisson else current
+        layers[f"linear{number}"] = _linear(stage.weight * effect[:, None], stage.bias * current)
+        layers[f"noise{number}"] = Noise(noises[number - 1])
+        layers[f"activation{number}"] = Activation(activations.lif(**vars(neuron)))
     return nn.Sequential(layers).eval()
 
 
-@dataclass(frozen=True)
-class _Imported:
-    """Weights and, but for those that read the output, the neurons behind them."""
+class _Imported(NamedTuple):
+    """Weights, and the LIF node behind them: None, where they read the output."""
 
     weight: np.ndarray
     bias: np.ndarray
-    neuron: LIF | None
-    noise: float | None
+    name: str
+    node: Any
 
 
-class _Import:
-    """Nodes in mV and ms; ``pulse`` is the integral of a spike in the graph's time."""
+def _stages(nir: Any, graph: nir.NIRGraph, names: Sequence[str]) -> Iterator[_Imported]:
+    """Nodes of a chain as pairs of weights and neurons; several weights in a row are one."""
+    weight: np.ndarray | None = None
+    bias = np.zeros(())
+    for name in names:
+        node = graph.nodes[name]
+        if isinstance(node, nir.LIF):
+            if weight is None:
+                raise _unknown(name, node, "neurons need weights (Affine, Linear) before them")
+            yield _Imported(weight, bias, name, node)
+            weight = None
+            continue
+        if not isinstance(node, nir.Affine | nir.Linear):
+            raise _unknown(name, node, "only Affine, Linear and LIF have moments here")
+        if node.weight.ndim != 2:
+            raise _unknown(name, node, f"its weights have the shape {node.weight.shape}")
+        rows, columns = node.weight.shape
+        shift = np.asarray(node.bias if isinstance(node, nir.Affine) else np.zeros(rows))
+        if shift.shape != (rows,):
+            raise _unknown(name, node, f"its bias has the shape {shift.shape}")
+        if weight is None:
+            weight, bias = node.weight, shift
+        elif columns != len(weight):
+            raise _unknown(name, node, f"it takes {columns} numbers and gets {len(weight)}")
+        else:
+            weight, bias = node.weight @ weight, node.weight @ bias + shift
+    if not any(isinstance(graph.nodes[name], nir.LIF) for name in names):
+        raise ValueError("This graph has no LIF node: it is no spiking network.")
+    if weight is not None:
+        yield _Imported(weight, bias, "output", None)
 
-    def __init__(
-        self, nir: Any, graph: nir.NIRGraph, unit: float, pulse: float, t_ref: float
-    ) -> None:
-        self.nir, self.graph, self.unit, self.pulse, self.t_ref = nir, graph, unit, pulse, t_ref
 
-    def stages(self, names: Sequence[str], *, spikes: bool) -> Iterator[_Imported]:
-        """One after another; ``spikes`` says whether these are the inputs of the first."""
-        weight: np.ndarray | None = None
-        bias: np.ndarray | None = None
-        for name in names:
-            node = self.graph.nodes[name]
-            if isinstance(node, self.nir.LIF):
-                if weight is None or bias is None:
-                    raise _unknown(name, node, "neurons need weights (Affine, Linear) before them")
-                yield self._neurons(name, node, weight, bias, spikes=spikes)
-                weight, bias, spikes = None, None, True
-                continue
-            if not isinstance(node, self.nir.Affine | self.nir.Linear):
-                raise _unknown(name, node, "only Affine, Linear and LIF have moments here")
-            if node.weight.ndim != 2:
-                raise _unknown(name, node, f"its weights have the shape {node.weight.shape}")
-            shift = node.bias if isinstance(node, self.nir.Affine) else np.zeros(len(node.weight))
-            if np.shape(shift) != (len(node.weight),):
-                raise _unknown(name, node, f"its bias has the shape {np.shape(shift)}")
-            if weight is not None and bias is not None:  # two in a row are one
-                _check_width(name, node, len(weight))
-                weight, bias = node.weight @ weight, node.weight @ bias + shift
-            else:
-                weight, bias = node.weight, np.asarray(shift)
-        if weight is None or bias is None:
-            return
-        if not any(isinstance(self.graph.nodes[name], self.nir.LIF) for name in names):
-            raise ValueError("This graph has no LIF node: it is no spiking network.")
-        yield _Imported(weight * (self.pulse * self.unit), bias, None, None)
-
-    def _neurons(
-        self, name: str, node: Any, weight: np.ndarray, bias: np.ndarray, *, spikes: bool
-    ) -> _Imported:
-        n = len(weight)
-        tau, r, leak, threshold, reset = (
-            self._of_each(name, node, what, n)
-            for what in ("tau", "r", "v_leak", "v_threshold", "v_reset")
+def _neurons(stage: _Imported, unit: float, t_ref: float) -> tuple[LIF, np.ndarray]:
+    """Constants of a layer's neurons in mV and ms; and (n,) what I does to each in a ms."""
+    name, node, n = stage.name, stage.node, len(stage.weight)
+    tau, r, leak, threshold, reset = (
+        _of_each(name, node, what, n) for what in ("tau", "r", "v_leak", "v_threshold", "v_reset")
+    )
+    if not (tau > 0).all():
+        raise _unknown(name, node, f"its tau must be above 0, and is {tau.min():g}")
+    threshold, reset = threshold - leak, reset - leak
+    if not (threshold > reset).all():
+        raise _unknown(name, node, "its threshold must be above its reset")
+    scale = np.ones(n)
+    if not np.allclose(threshold, threshold[0], rtol=_RTOL, atol=0):
+        scale = threshold[0] / threshold
+    if not (np.isfinite(scale).all() and (scale > 0).all()):
+        raise _unknown(name, node, "thresholds are on both sides of v_leak")
+    alike = np.allclose(tau, tau[0], rtol=_RTOL, atol=0)
+    if not alike or not np.allclose(reset * scale, reset[0], rtol=_RTOL, atol=_RTOL):
+        raise _unknown(
+            name,
+            node,
+            "its neurons differ in tau or in (v_reset - v_leak) / (v_threshold - v_leak), which no "
+            "weights can make up for. Split it into layers of equal neurons",
         )
-        if not (tau > 0).all():
-            raise _unknown(name, node, f"its tau must be above 0, and is {tau.min():g}")
-        threshold, reset = threshold - leak, reset - leak
-        if not (threshold > reset).all():
-            raise _unknown(name, node, "its threshold must be above its reset")
-        scale = np.ones(n)
-        if not np.allclose(threshold, threshold[0], rtol=_RTOL, atol=0):
-            scale = threshold[0] / threshold
-        if not (np.isfinite(scale).all() and (scale > 0).all()):
-            raise _unknown(name, node, "thresholds are on both sides of v_leak")
-        alike = np.allclose(tau, tau[0], rtol=_RTOL, atol=0)
-        if not alike or not np.allclose(reset * scale, reset[0], rtol=_RTOL, atol=_RTOL):
-            raise _unknown(
-                name,
-                node,
-                "its neurons differ in tau or in (v_reset - v_leak) / (v_threshold - v_leak), "
-                "which no weights can make up for. Split it into layers of equal neurons",
-            )
-        about = node.metadata
-        tau_ms = float(tau[0]) * self.unit
-        neuron = LIF(
-            v_th=float(threshold[0]),
-            v_res=float(reset[0]),
-            t_ref=float(about.get(_T_REF, self.t_ref)),
-            leak=1 / tau_ms,
+    tau_ms = float(tau[0]) * unit
+    t_ref = float(node.metadata.get(_T_REF, t_ref))
+    neuron = LIF(v_th=float(threshold[0]), v_res=float(reset[0]), t_ref=t_ref, leak=1 / tau_ms)
+    return neuron, scale * r / tau_ms
+
+
+def _of_each(name: str, node: Any, what: str, n: int) -> np.ndarray:
+    """(n,) constants of the neurons."""
+    values = np.asarray(getattr(node, what), dtype=np.float64)
+    if values.ndim > 1 or values.size not in (1, n):
+        raise _unknown(
+            name, node, f"{what} has the shape {values.shape}, behind {n} rows of weights"
         )
-        to_current = scale * r / tau_ms  # what I does in a ms
-        to_jump = to_current * self.pulse * self.unit  # what a spike does
-        noise = about.get(_NOISE)
-        return _Imported(
-            weight * (to_jump if spikes else to_current)[:, None],
-            bias * to_current,
-            neuron,
-            None if noise is None else float(noise),
-        )
-
-    def _of_each(self, name: str, node: Any, what: str, n: int) -> np.ndarray:
-        """(n,) constants of the neurons."""
-        values = np.asarray(getattr(node, what), dtype=np.float64)
-        if values.ndim > 1 or values.size not in (1, n):
-            raise _unknown(
-                name, node, f"{what} has the shape {values.shape}, behind {n} rows of weights"
-            )
-        if not np.isfinite(values).all():
-            raise _unknown(name, node, f"{what} is not finite")
-        return np.broadcast_to(values.reshape(-1), (n,))
+    if not np.isfinite(values).all():
+        raise _unknown(name, node, f"{what} is not finite")
+    return np.broadcast_to(values.reshape(-1), (n,))
 
 
-def _chain(nir: Any, graph: nir.NIRGraph) -> Iterator[str]:
+def _chain(nir: Any, graph: nir.NIRGraph) -> list[str]:
     """Names from the input to the output, one after another."""
-    after: dict[str, list[str]] = {name: [] for name in graph.nodes}
-    before: dict[str, list[str]] = {name: [] for name in graph.nodes}
-    for source, target in graph.edges:
-        after[source].append(target)
-        before[target].append(source)
-    ends = {
-        kind: [name for name, node in graph.nodes.items() if isinstance(node, kind)]
-        for kind in (nir.Input, nir.Output)
-    }
-    for kind, found in ends.items():
-        if len(found) != 1:
+    for kind in (nir.Input, nir.Output):
+        ends = [name for name, node in graph.nodes.items() if isinstance(node, kind)]
+        if len(ends) != 1:
             raise ValueError(
-                f"A chain has one {kind.__name__} node; this graph has {len(found)}"
-                f"{': ' if found else ''}{', '.join(found)}."
+                f"A chain has one {kind.__name__} node; this graph has {len(ends)}"
+                f"{': ' if ends else ''}{', '.join(ends)}."
             )
     for name, node in graph.nodes.items():
         if isinstance(node, nir.NIRGraph):
             raise _unknown(name, node, "graphs within graphs (recurrent layers) are no chain")
-        wanted = (not isinstance(node, nir.Input), not isinstance(node, nir.Output))
-        if (len(before[name]), len(after[name])) != wanted:
+        into = sum(target == name for _, target in graph.edges)
+        out = sum(source == name for source, _ in graph.edges)
+        if (into, out) != (not isinstance(node, nir.Input), not isinstance(node, nir.Output)):
             raise _unknown(
                 name,
                 node,
-                f"it has {len(before[name])} edges in and {len(after[name])} out, and a chain has "
-                "one node after another, without branches or recurrence",
+                f"it has {into} edges in and {out} out, and a chain has one node after another, "
+                "without branches or recurrence",
             )
-    (name,) = ends[nir.Input]
-    seen = 0
-    while True:
-        seen += 1
-        yield name
-        if not after[name]:
-            break
-        (name,) = after[name]
-    if seen != len(graph.nodes):
+    after = dict(graph.edges)
+    names = [name for name, node in graph.nodes.items() if isinstance(node, nir.Input)]
+    while names[-1] in after:
+        names.append(after[names[-1]])
+    if len(names) != len(graph.nodes):
         raise ValueError("This graph has nodes in a circle apart from its chain.")
-
-
-def _lif_node(nir: Any, stage: Stage, unit: float) -> Any:
-    neuron = neuron_of(stage)
-    ones = np.ones(len(stage.weight))
-    tau = ones / (neuron.leak * unit)
-    return nir.LIF(
-        tau=tau,
-        r=tau.copy(),
-        v_leak=0 * ones,
-        v_threshold=neuron.v_th * ones,
-        v_reset=neuron.v_res * ones,
-        metadata={_T_REF: neuron.t_ref, _NOISE: stage.noise},
-    )
+    return names
 
 
 def _linear(weight: np.ndarray, bias: np.ndarray) -> Linear:
-    rows, columns = weight.shape
-    layer = Linear(columns, rows)
-    for parameter, values in ((layer.weight, weight), (layer.bias, bias)):
-        assert parameter is not None
-        parameter.data.copy_(torch.from_numpy(np.ascontiguousarray(values)))
+    layer = Linear(*reversed(weight.shape))
+    assert layer.bias is not None
+    layer.weight.data.copy_(torch.from_numpy(np.ascontiguousarray(weight)))
+    layer.bias.data.copy_(torch.from_numpy(np.ascontiguousarray(bias)))
     return layer
 
 
 def _noises(given: float | Sequence[float] | None, known: Sequence[float | None]) -> list[float]:
     if given is None:
-        missing = [value for value in known if value is None]
-        if missing:
+        found = [float(value) for value in known if value is not None]
+        if len(found) < len(known):
             raise ValueError(
                 "NIR knows no noise, and a network without noise has no covariance. Give one: "
                 "from_nir(..., noise=sigma), of the inputs and of each layer, in voltage per "
                 "sqrt(ms)."
             )
-        return [float(value) for value in known if value is not None]
+        return found
     noises = list(given) if isinstance(given, Sequence) else [given] * len(known)
     if len(noises) != len(known):
         raise ValueError(
@@ -377,26 +339,11 @@ def _library() -> Any:
     return nir
 
 
-def _array(values: Tensor) -> np.ndarray:
-    array: np.ndarray = values.detach().cpu().numpy()
-    return array
-
-
-def _check_width(name: str, node: Any, width: int) -> None:
-    if node.weight.shape[1] != width:
-        raise _unknown(name, node, f"it takes {node.weight.shape[1]} numbers and gets {width}")
-
-
-def _checked_unit(ms_per_unit: float) -> float:
+def _check_times(ms_per_unit: float, spike_width: float | None) -> None:
     if not (np.isfinite(ms_per_unit) and ms_per_unit > 0):
         raise ValueError(f"A unit of time has a length above 0 ms, got ms_per_unit={ms_per_unit}.")
-    return ms_per_unit
-
-
-def _checked_width(width: float | None) -> float | None:
-    if width is not None and not (np.isfinite(width) and width > 0):
-        raise ValueError(f"A spike lasts for a time above 0, got spike_width={width}.")
-    return width
+    if spike_width is not None and not (np.isfinite(spike_width) and spike_width > 0):
+        raise ValueError(f"A spike lasts for a time above 0, got spike_width={spike_width}.")
 
 
 def _unknown(name: str, node: Any, why: str) -> ValueError:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from covary.activations.neuron import LIF
+from covary.activations import LIF
 
 # How it is decided who fires: see ``Membranes``.
 CROSSINGS = ("bridge", "grid")
@@ -34,18 +34,18 @@ class Membranes:
 
     Below threshold a step is exact, as V relaxes exponentially. The question is who fires.
 
-    ``"grid"`` looks at the end of each step, as most simulators do. What reaches the threshold in
-    between and comes back is missed, so that rates are too low by an amount that goes down as
-    sqrt(dt) only, and a spike is put at the end of its step, so that every interval is half a step
-    too long. A refractory period is a whole number of steps.
+    ``"grid"`` looks at the end of each step, as most simulators do. Crossings in between are
+    missed, so that rates are too low by an amount that goes down as sqrt(dt) only, and a spike is
+    put at the end of its step, so that every interval is half a step too long. A refractory period
+    is a whole number of steps.
 
     ``"bridge"`` (for ``dt`` as large as 0.5 ms) draws whether V reached the threshold in between:
     given both ends, it is a Brownian bridge, which did with probability
-    exp(-2 (V_th - V_0) (V_th - V_1) / var). Then it draws when (``time_of_crossing``), and what is
-    left of the step is counted as refractory, or lived through in the next step. Any refractory
-    period is exact. Of the spikes that arrive in a step, one comes first; the others do in any
-    order, which makes a bridge of them too, with their squares as variance. But as they are jumps,
-    not a continuous path, the threshold is 0.58 rms jumps further away for it.
+    exp(-2 (V_th - V_0) (V_th - V_1) / var). Then it draws when (``time_of_crossing``); the rest of
+    the step counts as refractory, or is lived through in the next step. Any refractory period is
+    exact. Of the spikes that arrive in a step, one comes first; the others come in any order, which
+    makes a bridge of them too, with their squares as variance. As they are jumps, not a continuous
+    path, the threshold is 0.58 rms jumps further away for it.
 
     Attributes:
         potential: V in mV, all at reset at first.
@@ -53,16 +53,15 @@ class Membranes:
     """
 
     def __init__(self, neuron: LIF, like: Tensor, dt: float, *, crossing: str = "bridge") -> None:
-        self.neuron, self.crossing = neuron, crossing
-        self.refractory = neuron.t_ref / dt
-        if crossing == "grid":
-            self.refractory = float(round(self.refractory))
+        self.neuron, self.bridged = neuron, crossing == "bridge"
+        steps = neuron.t_ref / dt
+        self.refractory = steps if self.bridged else float(round(steps))
         self.relaxed = -math.expm1(-neuron.leak * dt)  # of the way to where V goes
         self.bend = self.relaxed * neuron.leak * dt / 2
         # Standard deviation of a step's noise of intensity 1.
         self.kick = math.sqrt(-math.expm1(-2 * neuron.leak * dt) / (2 * neuron.leak))
-        # What is left at the end of a step of a jump: in the middle of it, or at its end.
-        self.jump_left = 1 - self.relaxed / 2 if crossing == "bridge" else 1.0
+        # What is left at the end of a step of a jump in the middle of it.
+        self.jump_left = 1 - self.relaxed / 2
         self.potential = torch.full_like(like, neuron.v_res)
         self.resting = torch.zeros_like(like)
         self._spikes = torch.zeros_like(like)
@@ -88,39 +87,40 @@ class Membranes:
             1 for those that fired, else 0, valid until the next step; and where the ones are, as
             indices of the flattened tensor.
         """
-        if self.crossing == "grid":
-            fired = self._advance_on_grid(target, noise, arrivals)
+        change = torch.sub(target, self.potential)
+        if self.bridged:
+            fired, resting = self._bridged(change, noise, var, arrivals, generator)
         else:
-            fired = self._advance_bridged(target, noise, var, arrivals, generator)
+            fired, resting = self._on_grid(change, noise, arrivals)
+        self.potential.view(-1)[fired] = self.neuron.v_res
+        self.resting.sub_(1).clamp_(min=0).view(-1)[fired] = resting
         self._spikes.zero_().view(-1)[fired] = 1.0
         return self._spikes, fired
 
-    def _advance_on_grid(
-        self, target: Tensor, noise: Tensor | None, arrivals: Arrivals | None
-    ) -> Tensor:
-        change = torch.sub(target, self.potential).mul_(self.relaxed)
+    def _on_grid(
+        self, change: Tensor, noise: Tensor | None, arrivals: Arrivals | None
+    ) -> tuple[Tensor, Tensor | float]:
+        """Who fires, and for how long they rest."""
+        change.mul_(self.relaxed)
         if noise is not None:
             change += noise
         if arrivals is not None:
             change += arrivals.jumps
         self.potential.add_(change.mul_(self.resting <= 0))
-        self.resting.sub_(1).clamp_(min=0)
         fired = (self.potential >= self.neuron.v_th).view(-1).nonzero().squeeze(1)
-        self.potential.view(-1)[fired] = self.neuron.v_res
-        self.resting.view(-1)[fired] = self.refractory
-        return fired
+        return fired, self.refractory
 
-    def _advance_bridged(
+    def _bridged(
         self,
-        target: Tensor,
+        change: Tensor,
         noise: Tensor | None,
         var: Tensor | float,
         arrivals: Arrivals | None,
         generator: torch.Generator,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor | float]:
+        """Who fires, and for how long they rest."""
         awake = (1 - self.resting).clamp_(0, _LONGEST_STEP)  # part of the step
         before = torch.sub(self.neuron.v_th, self.potential)
-        change = torch.sub(target, self.potential)
         # Times awake, below: 1 - exp(-leak dt awake), to the second order in leak dt.
         change.mul_(torch.rsub(awake, 1).mul_(self.bend).add_(self.relaxed))
         spread = awake * var
@@ -152,9 +152,7 @@ class Membranes:
             before.view(-1)[fired], after.view(-1)[fired], spread[crossed], generator
         )
         left = awake.view(-1)[fired].mul_(1 - time)
-        self.potential.view(-1)[fired] = self.neuron.v_res
-        self.resting.sub_(1).clamp_(min=0).view(-1)[fired] = self.refractory - left
-        return fired
+        return fired, self.refractory - left
 
 
 def time_of_crossing(

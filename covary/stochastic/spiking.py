@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from covary.activations.neuron import LIF
+from covary.activations import LIF
 from covary.nn.fidelity import frames_to_caller
+from covary.progress import Steps
 from covary.stochastic.chain import Chain, Stage
-from covary.stochastic.counts import CountMoments, Readout, SpikingLayer
 from covary.stochastic.membrane import CROSSINGS, Arrivals, Membranes
-from covary.stochastic.statistics import GROUPS, Progress, check_groups, unshown
+from covary.stochastic.statistics import GROUPS, Estimate, StreamingMoments, check_groups, unshown
 
-# Steps of a membrane's time constant, at most: in one, V relaxes by so much.
+# The longest step, in time constants of a membrane.
 _LARGEST_STEP = 0.1
 # A neuron is saturated at so much of the rate that its refractory period allows, and a layer is
 # if so many of its neurons are (over all inputs).
-_SATURATED = 0.9
-_MANY = 0.1
+_SATURATED, _MANY = 0.9, 0.1
 # A layer is silent if no more of its neurons fired at all.
 _FEW = 0.01
 # Spikes of a step at most, in neurons without refractory period, which fire once in it.
@@ -35,6 +36,150 @@ class SaturationWarning(UserWarning):
 
 class SilenceWarning(UserWarning):
     """Neurons do not fire at all, and pass on nothing."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SpikingLayer:
+    """Spike counts of n neurons for B inputs, in windows, with Monte-Carlo standard errors.
+
+    Variances and covariances per ms, Cov[N_i, N_j] / window, tend to those of a moment neural
+    network in long windows, with errors as 1 / window: a neuron that fires regularly has a variance
+    of up to 1/4 in any window, and correlations take the time of a membrane to build up.
+
+    Attributes:
+        name: of the stage, as in ``covary.record``.
+        neuron: its constants.
+        window: in ms.
+        has_covariance: whether covariances between neurons were asked for. If not, ``counts`` has
+            each neuron as an input of one unit.
+        shape: (B, n).
+        counts: moments of the counts themselves.
+    """
+
+    name: str
+    neuron: LIF
+    window: float
+    has_covariance: bool
+    shape: tuple[int, int]
+    counts: Estimate
+
+    @property
+    def rate(self) -> Tensor:
+        """(B, n) spikes per ms."""
+        return self._per_ms(self.counts.mean)
+
+    @property
+    def rate_error(self) -> Tensor:
+        """(B, n) standard error."""
+        return self._per_ms(self.counts.mean_error)
+
+    @property
+    def variance(self) -> Tensor:
+        """(B, n) of the count, per ms."""
+        return self._per_ms(self.counts.variance)
+
+    @property
+    def variance_error(self) -> Tensor:
+        """(B, n) standard error."""
+        return self._per_ms(self.counts.variance_error)
+
+    def _per_ms(self, values: Tensor) -> Tensor:
+        return values.reshape(self.shape) / self.window
+
+    @property
+    def fano(self) -> Tensor:
+        """(B, n) variance of the count over its mean; NaN for neurons that never fired."""
+        return _fano(self.counts.mean, self.counts.covariance_matrix).reshape(self.shape)
+
+    @cached_property
+    def fano_error(self) -> Tensor:
+        """(B, n) standard error."""
+        return self.counts.standard_error(_fano).reshape(self.shape)
+
+    @property
+    def covariance(self) -> Tensor:
+        """(B, n, n) of the counts, per ms."""
+        return self._with_covariance().covariance_matrix / self.window
+
+    @property
+    def covariance_error(self) -> Tensor:
+        """(B, n, n) standard error."""
+        return self._with_covariance().covariance_error / self.window
+
+    def _with_covariance(self) -> Estimate:
+        if not self.has_covariance:
+            raise ValueError(
+                f"Covariances of {self.name} were not recorded. Ask for them: "
+                f"simulate_spikes(..., covariance=[{self.name!r}])."
+            )
+        return self.counts
+
+    def __repr__(self) -> str:
+        batch, units = self.shape
+        windows = self.counts.groups * self.counts.count
+        return f"SpikingLayer(inputs={batch}, units={units}, windows={windows:,})"
+
+
+def _fano(mean: Tensor, covariance: Tensor) -> Tensor:
+    return covariance.diagonal(dim1=-2, dim2=-1) / mean
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Readout:
+    """The output of a spiking network from spikes so far, y(t) = W N(t) / t + b: how it decides.
+
+    Attributes:
+        times: (T,) in ms since the end of burning in.
+        outputs: (groups, B, copies, T, m): of every copy, by groups of copies.
+    """
+
+    times: Tensor
+    outputs: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """(B, T, m) over copies."""
+        return self.outputs.mean((0, 2))
+
+    @property
+    def decisions(self) -> Tensor:
+        """(groups, B, copies, T) the class of the largest output."""
+        return self.outputs.argmax(-1)
+
+    def accuracy(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """(T,) how often a copy decides for the label (B,), and its Monte-Carlo standard error.
+
+        The error is that of drawing copies, for these inputs; that of drawing inputs comes on top.
+        """
+        right = self.decisions == labels.to(self.outputs.device)[:, None, None]
+        of_groups = right.double().mean((1, 2))
+        return of_groups.mean(0), of_groups.std(0) / len(of_groups) ** 0.5
+
+    def covariance(self) -> Tensor:
+        """(B, T, m, m) across copies, times t, so that it tends to that of the moments."""
+        return torch.stack([one.covariance_matrix for one in self._estimates()], 1)
+
+    def entropy(self) -> tuple[Tensor, Tensor]:
+        """(B, T) entropy of a Gaussian with that covariance, and its standard error.
+
+        Corrected for the number of copies; NaN where there are no more of them than outputs.
+        """
+        found = [one.entropy() for one in self._estimates()]
+        entropy, error = (torch.stack(values, 1) for values in zip(*found, strict=True))
+        return entropy, error
+
+    def _estimates(self) -> list[Estimate]:
+        groups, batch, _, _, units = self.outputs.shape
+        estimates = []
+        for i, time in enumerate(self.times.tolist()):
+            moments = StreamingMoments(groups, batch, units, device=self.outputs.device)
+            moments.add(self.outputs[:, :, :, i] * time**0.5)
+            estimates.append(moments.estimate())
+        return estimates
+
+    def __repr__(self) -> str:
+        groups, batch, copies, times, units = self.outputs.shape
+        return f"Readout(inputs={batch}, copies={groups * copies}, times={times}, outputs={units})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -74,7 +219,7 @@ def simulate_spikes(
     times: Sequence[float] | None = None,
     groups: int = GROUPS,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Steps | None = None,
 ) -> Spiking:
     """Simulate the leaky integrate-and-fire neurons that a moment neural network describes.
 
@@ -84,25 +229,20 @@ def simulate_spikes(
     a current, W (x + sigma noise) + b; or, if ``Lift`` has ``poisson``, as spikes of that rate. The
     last weights, with no neurons behind them, read the spike counts: y(t) = W N(t) / t + b.
 
-    Potentials start anywhere from V_res to V_th, so that neurons do not fire together. Times are in
-    ms, rates in spikes per ms.
+    Potentials start anywhere from V_res to V_th. Times are in ms, rates in spikes per ms.
 
     Args:
-        net: a moment neural network whose activations are all ``lif``, or its ``Chain``.
-        x: (B, ...) raw inputs, as the network takes them.
+        net: a moment neural network whose activations are all ``lif``, or its ``Chain``; ``x``,
+            ``groups``, ``seed`` and ``progress`` are as in ``sample_steady``.
         duration: time to simulate, burning in included.
         burn_in: time before spikes are counted. 0 shows decisions from the very start.
         window: counts are those of windows of this length; a last one that is shorter is not used.
         copies: independent networks for each input; a multiple of ``groups``.
-        dt: step. Rates of neurons with Gaussian noise are right to 0.1% up to 0.5 ms or more; with
-            0.25 ms, those of neurons driven by spikes are too, to about 1%.
+        dt: step. Rates are right to 0.1% up to 0.5 ms with Gaussian noise; with 0.25 ms, those of
+            neurons driven by spikes to about 1%.
         crossing: ``"bridge"``, or ``"grid"`` for what simpler simulators do (``Membranes``).
-        covariance: names of layers to record covariances of, at the cost of groups x B x n x n
-            numbers.
+        covariance: names of layers to record covariances of, each groups x B x n x n numbers.
         times: since the end of burning in, at which to look at the output; None: ten, evenly.
-        groups: standard errors come from the spread between so many groups of copies.
-        seed: decides everything that is random.
-        progress: wraps what is done step by step, given a name, to show how far it is.
 
     Warns:
         SaturationWarning: more than a tenth of a layer fires at 90% of 1 / T_ref or above.
@@ -115,221 +255,154 @@ def simulate_spikes(
         >>> simulate_spikes(net, x, duration=50, burn_in=0, window=50).readout
         Readout(inputs=2, copies=32, times=10, outputs=3)
     """
-    chain = net if isinstance(net, Chain) else Chain.of(net)
-    layers_of_neurons(chain)  # or say what is wrong with it
-    chain, means = chain.prepared(x)
-    hidden, last = layers_of_neurons(chain)
+    chain, means = Chain.of(net).prepared(x)
+    hidden, last = chain.neurons_and_readout()
     for stage in hidden:
-        _check_step(dt, neuron_of(stage), crossing)
+        _check_step(dt, stage.neuron, crossing)
     clock = _clock(duration, burn_in, window, dt, times)
     recorded = _checked_names(covariance, [stage.name for stage in hidden])
-    shape = (groups, len(means), _checked_copies(copies, groups, clock))
-    network = _Network(chain, hidden, means, shape, dt, crossing)
-    moments = [
-        CountMoments(
-            *shape[:2], len(stage.weight), covariance=stage.name in recorded, device=means.device
+    each = check_groups(copies, groups)
+    if each == 1 and clock.steps - clock.burn_in < 2 * clock.window:
+        raise ValueError(
+            "Variances need more than one window of one copy in each group. Take copies="
+            f"{2 * groups}, or simulate for longer than a window."
         )
-        for stage in hidden
+    generator = torch.Generator(means.device).manual_seed(seed)
+    shape = (groups, len(means), each)
+    neurons = [
+        _Neurons(stage, shape, dt, crossing, stage.name in recorded, generator) for stage in hidden
     ]
+    neurons[0].feed(chain, means)
     steps = (progress or unshown)(range(1, clock.steps + 1), "spikes")
-    outputs = _counted(network, moments, last, clock, dt, steps, seed)
-    layers = {}
-    for stage, one in zip(hidden, moments, strict=True):
-        layers[stage.name] = one.layer(stage.name, neuron_of(stage), clock.window * dt)
-        _check_rates(layers[stage.name], dt)
+    rates = _rates(neurons, clock, dt, steps)
+    outputs = [rate if last is None else last.drive(rate) for rate in rates]
+    layers = {one.stage.name: one.layer(clock.window * dt) for one in neurons}
+    for layer in layers.values():
+        _check_rates(layer, dt)
     looked = torch.tensor(sorted(clock.looks), dtype=torch.float64) * dt
     readout = Readout(looked, torch.stack(outputs, 3))
     return Spiking(layers, readout, dt, clock.burn_in * dt, clock.steps * dt)
 
 
-def _checked_copies(copies: int, groups: int, clock: _Clock) -> int:
-    """How many copies each group has."""
-    each = check_groups(copies, groups)
-    if each == 1 and clock.windows == 1:
-        raise ValueError(
-            "Variances need more than one window of one copy in each group. Take copies="
-            f"{2 * groups}, or simulate for longer than a window."
-        )
-    return each
-
-
-def _counted(
-    network: _Network,
-    moments: Sequence[CountMoments],
-    last: Stage | None,
-    clock: _Clock,
-    dt: float,
-    steps: Iterable[int],
-    seed: int,
-) -> list[Tensor]:
-    """Run the network; give its output at each look. Counts of windows go into the moments."""
-    generator = torch.Generator(network.counts[-1].device).manual_seed(seed)
-    network.start(generator)
-    totals = torch.zeros_like(network.counts[-1])
-    outputs = []
+def _rates(
+    neurons: Sequence[_Neurons], clock: _Clock, dt: float, steps: Iterable[int]
+) -> Iterator[Tensor]:
+    """Run the network; give the rates of its last layer since burning in, at each look."""
+    last = neurons[-1]
+    before = torch.zeros_like(last.counts)  # in complete windows
     for step in steps:
-        network.advance(generator)
+        spikes = None
+        for layer in neurons:  # spikes reach the next layer in the same step
+            spikes = layer.advance(spikes)
         since = step - clock.burn_in
-        if since == 0:
-            network.forget_counts()
-        if since > 0 and since in clock.looks:
-            count = totals + network.counts[-1]
-            outputs.append(_output(last, count / (since * dt)))
+        if since in clock.looks:
+            yield (before + last.counts) / (since * dt)
         if since > 0 and since % clock.window == 0:
-            for one, counts in zip(moments, network.counts, strict=True):
-                one.add(counts)
-            totals += network.counts[-1]
-            network.forget_counts()
-    return outputs
+            before += last.counts
+            for layer in neurons:
+                layer.take_in_counts()
+        if since >= 0 and since % clock.window == 0:
+            for layer in neurons:
+                layer.counts.zero_()
 
 
-class _Network:
-    """All copies for all inputs, (groups, B, copies, n) of each layer."""
+class _Neurons:
+    """A layer of neurons in all copies for all inputs, (groups, B, copies, n).
+
+    White noise has the intensity F F^T, in mV^2 per ms; F is ``factor`` (n, r), or the sigma of
+    noise that is independent for each neuron.
+    """
 
     def __init__(
         self,
-        chain: Chain,
-        hidden: Sequence[Stage],
-        means: Tensor,
+        stage: Stage,
         shape: tuple[int, int, int],
         dt: float,
         crossing: str,
+        has_covariance: bool,
+        generator: torch.Generator,
     ) -> None:
-        self.counts = [means.new_zeros(*shape, len(stage.weight)) for stage in hidden]
-        self.membranes = [
-            Membranes(neuron_of(stage), counts, dt, crossing=crossing)
-            for stage, counts in zip(hidden, self.counts, strict=True)
-        ]
-        first = hidden[0]
-        drives = [stage.bias for stage in hidden]
-        self.expected: Tensor | None = None  # spikes of inputs in a step
-        if chain.poisson:
-            self.expected = (means * dt)[None, :, None].expand(*shape, -1).contiguous()
-        else:
-            drives[0] = (means @ first.weight.mT + first.bias)[None, :, None]
-        self.targets = [
-            drive / neuron_of(stage).leak for drive, stage in zip(drives, hidden, strict=True)
-        ]
-        self.noises = [_Noise.of(stage, dt) for stage in hidden]
-        if chain.noise:
-            self.noises[0] = _Noise.of(first, dt, shared=chain.noise)
+        self.stage, self.dt, self.has_covariance = stage, dt, has_covariance
+        self.generator, neuron = generator, stage.neuron
+        self.counts = stage.weight.new_zeros(*shape, stage.units)  # of this window
+        self.membranes = Membranes(neuron, self.counts, dt, crossing=crossing)
+        self.membranes.potential.uniform_(neuron.v_res, neuron.v_th, generator=generator)
+        self.expected: Tensor | None = None  # spikes of Poisson inputs in a step
+        self.target = stage.bias / stage.neuron.leak
+        self.factor: Tensor | float = stage.noise
+        self.var: Tensor | float = stage.noise**2 * dt  # of a step's noise
         # Weights and their squares in one product.
-        self.weights = [torch.cat([s.weight, s.weight.square()]).mT.contiguous() for s in hidden]
+        self.weights = torch.cat([stage.weight, stage.weight.square()]).mT.contiguous()
+        groups, batch, _ = shape
+        # Without covariances each neuron is an input of one unit: no products of different ones.
+        inputs = (batch, stage.units) if has_covariance else (batch * stage.units, 1)
+        self.moments = StreamingMoments(groups, *inputs, device=stage.weight.device)
 
-    def start(self, generator: torch.Generator) -> None:
-        """Potentials anywhere from reset to threshold."""
-        for membranes in self.membranes:
-            neuron = membranes.neuron
-            membranes.potential.uniform_(neuron.v_res, neuron.v_th, generator=generator)
-
-    def advance(self, generator: torch.Generator) -> None:
-        """One step of all layers in order: spikes reach the next one in the same step."""
-        spikes = None
-        if self.expected is not None:
-            spikes = torch.poisson(self.expected, generator=generator)
-        for layer, membranes in enumerate(self.membranes):
-            arrivals = None if spikes is None else _arrivals(spikes, self.weights[layer])
-            noise = self.noises[layer]
-            spikes, fired = membranes.advance(
-                self.targets[layer],
-                noise.draw(membranes.potential, membranes.kick, generator),
-                noise.var,
-                arrivals,
-                generator,
-            )
-            self.counts[layer].view(-1)[fired] += 1
-
-    def forget_counts(self) -> None:
-        """Count from 0 again."""
-        for counts in self.counts:
-            counts.zero_()
-
-
-@dataclass(frozen=True, eq=False)
-class _Noise:
-    """White noise of a layer, which neurons may share: intensity F F^T, in mV^2 per ms."""
-
-    factor: Tensor | float  # F (n, r), or the sigma of independent noise
-    var: Tensor | float  # (n,) of a step
-
-    @classmethod
-    def of(cls, stage: Stage, dt: float, *, shared: float = 0.0) -> _Noise:
-        """Own noise of each neuron and, through the weights, ``shared`` of the inputs."""
-        if not shared:
-            return cls(stage.noise, stage.noise**2 * dt)
+    def feed(self, chain: Chain, means: Tensor) -> None:
+        """Let the inputs of the network reach this layer: as spikes, or as a noisy current."""
+        stage = self.stage
+        if chain.poisson:
+            shape = (*self.counts.shape[:3], -1)
+            self.expected = (means * self.dt)[None, :, None].expand(*shape).contiguous()
+        else:
+            self.target = stage.drive(means)[None, :, None] / stage.neuron.leak
+        if not chain.noise:
+            return
         weight = stage.weight.double()
-        intensity = shared**2 * weight @ weight.mT
+        intensity = chain.noise**2 * weight @ weight.mT
         intensity.diagonal().add_(stage.noise**2)
         values, vectors = torch.linalg.eigh(intensity)
         # Fewer inputs than neurons leave directions without noise: there is nothing to draw.
         kept = values > len(values) * torch.finfo(values.dtype).eps * values[-1]
-        factor = vectors[:, kept] * values[kept].sqrt()
-        return cls(factor.to(stage.weight), (intensity.diagonal() * dt).to(stage.weight))
+        self.factor = (vectors[:, kept] * values[kept].sqrt()).to(stage.weight)
+        self.var = (intensity.diagonal() * self.dt).to(stage.weight)
 
-    def draw(self, like: Tensor, kick: float, generator: torch.Generator) -> Tensor | None:
-        """(..., n) what a step of it adds to a potential."""
-        if isinstance(self.factor, float | int):
-            if self.factor == 0:
-                return None
-            return torch.empty_like(like).normal_(std=self.factor * kick, generator=generator)
-        normal = like.new_empty(*like.shape[:-1], self.factor.shape[1])
-        return normal.normal_(std=kick, generator=generator) @ self.factor.mT
+    def advance(self, spikes: Tensor | None) -> Tensor:
+        """One step: spikes of the layer before, if there is one, to those of this layer."""
+        generator = self.generator
+        if self.expected is not None:
+            spikes = torch.poisson(self.expected, generator=generator)
+        arrivals = None
+        if spikes is not None:
+            jumps, squares = (spikes @ self.weights).chunk(2, -1)
+            arrivals = Arrivals(jumps, squares, spikes.sum(-1, keepdim=True))
+        noise = self._noise()
+        spikes, fired = self.membranes.advance(self.target, noise, self.var, arrivals, generator)
+        self.counts.view(-1)[fired] += 1
+        return spikes
 
+    def _noise(self) -> Tensor | None:
+        """(..., n) what a step of noise adds to potentials."""
+        kick, generator = self.membranes.kick, self.generator
+        if isinstance(self.factor, Tensor):
+            normal = self.counts.new_empty(*self.counts.shape[:-1], self.factor.shape[1])
+            return normal.normal_(std=kick, generator=generator) @ self.factor.mT
+        if self.factor == 0:
+            return None
+        noise = torch.empty_like(self.counts)
+        return noise.normal_(std=self.factor * kick, generator=generator)
 
-def _arrivals(spikes: Tensor, weights: Tensor) -> Arrivals:
-    jumps, squares = (spikes @ weights).chunk(2, -1)
-    return Arrivals(jumps, squares, spikes.sum(-1, keepdim=True))
+    def take_in_counts(self) -> None:
+        """Add those of a complete window to the moments."""
+        counts = self.counts
+        if not self.has_covariance:
+            counts = counts.transpose(2, 3).flatten(1, 2)[..., None]
+        self.moments.add(counts)
 
-
-def _output(last: Stage | None, rate: Tensor) -> Tensor:
-    return rate if last is None else rate @ last.weight.mT + last.bias
-
-
-def layers_of_neurons(chain: Chain) -> tuple[tuple[Stage, ...], Stage | None]:
-    """Layers of neurons, and what reads them: nothing, where the last layer has neurons too."""
-    *hidden, last = chain.stages
-    if last.activation.neuron is not None:
-        return chain.stages, None
-    if not any(stage.activation.neuron for stage in hidden):
-        raise ValueError(
-            "A spiking network needs layers with activation 'lif'; this network has "
-            f"{', '.join(str(stage.activation) for stage in chain.stages)}. Train one so: "
-            "covary.mlp(..., activation='lif'), or covary train --activation lif."
-        )
-    for stage in hidden:
-        if stage.activation.neuron is None:
-            raise ValueError(
-                f"{stage.name} has activation {stage.activation} among layers that spike; only the "
-                "last weights may have none. Use 'lif' in all of them."
-            )
-    if last.noise or last.activation.name != "identity":
-        raise ValueError(
-            f"The output {last.name} of a spiking network reads spike counts, without noise or "
-            f"activation of its own; got noise {last.noise:g} and activation {last.activation}."
-        )
-    return tuple(hidden), last
+    def layer(self, window: float) -> SpikingLayer:
+        """What was found."""
+        stage, shape = self.stage, (self.counts.shape[1], self.stage.units)
+        found = self.moments.estimate()
+        return SpikingLayer(stage.name, stage.neuron, window, self.has_covariance, shape, found)
 
 
-def neuron_of(stage: Stage) -> LIF:
-    """Its constants."""
-    neuron = stage.activation.neuron
-    assert neuron is not None
-    return neuron
-
-
-@dataclass(frozen=True)
-class _Clock:
+class _Clock(NamedTuple):
     """Times as numbers of steps; ``looks`` are those at the output, since the end of burning in."""
 
     steps: int
     burn_in: int
     window: int
     looks: frozenset[int]
-
-    @property
-    def windows(self) -> int:
-        """How many are complete."""
-        return (self.steps - self.burn_in) // self.window
 
 
 def _clock(
@@ -381,15 +454,13 @@ def _check_step(dt: float, neuron: LIF, crossing: str) -> None:
         )
 
 
-def _checked_names(wanted: str | Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    names = (wanted,) if isinstance(wanted, str) else tuple(wanted)
-    for name in names:
-        if name not in known:
-            raise ValueError(
-                f"There is no layer {name!r} to record covariances of; there are "
-                f"{', '.join(known)}."
-            )
-    return names
+def _checked_names(wanted: str | Sequence[str], known: Sequence[str]) -> Sequence[str]:
+    wanted = [wanted] if isinstance(wanted, str) else wanted
+    for name in set(wanted) - set(known):
+        raise ValueError(
+            f"There is no layer {name!r} to record covariances of; there are {', '.join(known)}."
+        )
+    return wanted
 
 
 def _check_rates(layer: SpikingLayer, dt: float) -> None:
@@ -399,18 +470,17 @@ def _check_rates(layer: SpikingLayer, dt: float) -> None:
     saturated = float((rate > (_SATURATED if neuron.t_ref else 1) * fastest).double().mean())
     if saturated > _MANY:
         why = (
-            f"within 10% of 1 / t_ref = {fastest:g} spikes per ms, where they no longer depend on "
-            "their input. Use smaller weights or inputs, batch norm before the neurons, or a "
-            "shorter refractory period."
-            if neuron.t_ref
-            else f"more than {_MOST_PER_STEP:g} times in a step of {dt:g} ms, in which they can "
-            "only once. Use a smaller dt, or a refractory period."
+            f"more than {_MOST_PER_STEP:g} times in a step of {dt:g} ms, in which they can only "
+            "once. Use a smaller dt, or a refractory period."
         )
-        warnings.warn(
-            f"{saturated:.0%} of the neurons of {layer.name} fire {why}",
-            SaturationWarning,
-            stacklevel=frames_to_caller(),
-        )
+        if neuron.t_ref:
+            why = (
+                f"within 10% of 1 / t_ref = {fastest:g} spikes per ms, where they no longer depend "
+                "on their input. Use smaller weights or inputs, batch norm before the neurons, or "
+                "a shorter refractory period."
+            )
+        words = f"{saturated:.0%} of the neurons of {layer.name} fire {why}"
+        warnings.warn(words, SaturationWarning, stacklevel=frames_to_caller())
     firing = float((rate > 0).double().mean())
     if firing < _FEW:
         warnings.warn(

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from covary import linalg
 
-# Wraps what is done step by step, given a name, to show how far it is.
-Progress = Callable[[Sequence[Any], str], Iterator[Any]]
 # Standard errors come from so many groups of copies, and are sure to 1 / sqrt(2 (16 - 1)) = 18%.
 GROUPS = 16
 # Values of a group that wait for each other: a product of matrices for all, not one for each.
@@ -46,7 +44,7 @@ class StreamingMoments:
 
     Chunks are merged by the rule of Welford and Chan: sums of squares are taken about the mean, in
     float64, so that nothing cancels where means are large. Groups are independent of each other
-    (copies with noise of their own), whatever the values of one group have to do with each other.
+    (copies with noise of their own); values of one group may depend on each other.
 
     Examples:
         >>> moments = StreamingMoments(groups=3, batch=1, units=1)
@@ -84,7 +82,7 @@ class StreamingMoments:
         self._count = total
 
     def estimate(self) -> Estimate:
-        """What is known by now."""
+        """The moments of all values so far."""
         if self._waiting:
             self._take_in()
         if self._count < 2:
@@ -99,10 +97,9 @@ class StreamingMoments:
 class Estimate:
     """Sampled moments of n units for B inputs, with Monte-Carlo standard errors.
 
-    Errors are those of the jackknife over groups: each group is left out once, and what is of
-    interest is computed again. That serves any function of the moments, smooth as it may be (the
-    mean, where it is the spread of the groups' means, as well as an entropy), and holds however
-    the values within a group depend on each other, since groups do not.
+    Errors are those of the jackknife: each group is left out once, and the function of interest is
+    computed again. That serves any smooth function of the moments, and holds however the values
+    within a group depend on each other, since groups do not.
 
     Attributes:
         count: values of each group.
@@ -126,11 +123,7 @@ class Estimate:
 
     @cached_property
     def covariance_matrix(self) -> Tensor:
-        """(B, n, n), unbiased: the average covariance within groups and that of their means.
-
-        Values that remember vary less about the mean of a group than they do altogether, which is
-        the very amount by which the means of groups differ.
-        """
+        """(B, n, n), unbiased: the average covariance within groups plus that of their means."""
         within = self.group_scatter.mean(0) / self.count
         return within + _products(self.group_mean - self.mean).sum(0) / (self.groups - 1)
 
@@ -144,7 +137,7 @@ class Estimate:
         """(B, n) standard error of the mean."""
         return self.standard_error(lambda mean, _: mean)
 
-    @cached_property
+    @property
     def variance_error(self) -> Tensor:
         """(B, n) standard error of the variance."""
         return self.covariance_error.diagonal(dim1=-2, dim2=-1)
@@ -155,7 +148,7 @@ class Estimate:
         return self.standard_error(lambda _, covariance: covariance)
 
     def standard_error(self, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Of a function of the mean (B, n) and the covariance (B, n, n), elementwise."""
+        """Standard error of each element of a function of mean (B, n) and covariance (B, n, n)."""
         values = torch.stack([function(*moments) for moments in self.without_each()])
         return (values.var(0, correction=0) * (self.groups - 1)).sqrt()
 
@@ -193,19 +186,16 @@ class Estimate:
     def entropy(self, *, rtol: float | None = None) -> tuple[Tensor, Tensor]:
         """(B,) entropy of a Gaussian with this covariance in nats, and its standard error.
 
-        As ``Moments.entropy`` has it, within the subspace of full rank. The log-determinant of a
-        sampled covariance is low on average, as its eigenvalues are spread; that of a Wishart
-        distribution is known (``wishart_bias``) and subtracted, for as many degrees of freedom as
-        the spread between groups tells. NaN where they are no more than the dimensions.
+        As ``Moments.entropy`` has it, within the subspace of full rank, less the bias of sampling
+        (``wishart_bias``). NaN where degrees of freedom are no more than the dimensions.
         """
         found = [self._entropy(i, rtol) for i in range(self.mean.shape[0])]
         entropy, error = (torch.stack(values) for values in zip(*found, strict=True))
         return entropy, error
 
     def _entropy(self, i: int, rtol: float | None) -> tuple[Tensor, Tensor]:
-        n = self.mean.shape[-1]
         values, vectors = torch.linalg.eigh(self.covariance_matrix[i])
-        least = linalg.default_rtol(n, torch.float64) if rtol is None else rtol
+        least = linalg.default_rtol(len(values), torch.float64) if rtol is None else rtol
         kept = values > least * values[-1].clamp_min(0)
         values, vectors = values[kept], vectors[:, kept]
         rank = len(values)
@@ -213,8 +203,7 @@ class Estimate:
             return values.new_tensor(-math.inf), values.new_tensor(0.0)
         one = Estimate(self.count, self.group_mean[:, i : i + 1], self.group_scatter[:, i : i + 1])
         white = one.linear((vectors / values.sqrt()).mT)
-        freedom = white.degrees_of_freedom.item()
-        log_determinant = values.log().sum() - wishart_bias(freedom, rank)
+        log_determinant = values.log().sum() - wishart_bias(white.degrees_of_freedom.item(), rank)
         entropy = 0.5 * (rank * (1 + math.log(2 * math.pi)) + log_determinant)
         error = white.standard_error(lambda _, covariance: 0.5 * torch.logdet(covariance))
         return entropy, error[0]
@@ -223,9 +212,8 @@ class Estimate:
     def degrees_of_freedom(self) -> Tensor:
         """(B,) of a Wishart distribution that would spread the covariances of groups as they are.
 
-        For units that are white (uncorrelated, of variance 1; see ``linear``). This is another
-        effective sample size, that of second moments: products forget faster than values, and
-        those of values that are far from Gaussian vary more.
+        For units that are white (uncorrelated, of variance 1; see ``linear``): the effective
+        sample size of second moments.
         """
         n = self.mean.shape[-1]
         covariances = self.group_scatter / (self.count - 1)
@@ -243,11 +231,10 @@ def _products(values: Tensor) -> Tensor:
 
 
 def wishart_bias(freedom: float, dimensions: int) -> float:
-    """How much higher the log-determinant of a sampled covariance is than the true one: negative.
+    """E[log det S] - log det C of S = W / freedom, W ~ Wishart(C, freedom): negative.
 
-    E[log det S] - log det C of S = W / freedom, W ~ Wishart(C, freedom): the sum of
-    digamma((freedom - i) / 2) over the dimensions i = 0, 1, ..., and log(2 / freedom) for each. NaN
-    for a covariance that has no rank to have a determinant with.
+    The sum of digamma((freedom - i) / 2) over the dimensions i = 0, 1, ..., and log(2 / freedom)
+    for each. NaN for a covariance of too low a rank to have a determinant.
     """
     if not freedom > dimensions:
         return math.nan

@@ -3,7 +3,7 @@
 Subclass a contract in a test file, name the class ``Test...``, give it cases, and run pytest:
 
     class TestMine(covary.testing.CovarianceContract):
-        cases = {"start": lambda: Mine.start(torch.ones(1, 1, dtype=torch.float64), 4)}
+        cases = {"start": lambda: Mine.of(Full(None, torch.ones(1, 4, dtype=torch.float64)))}
 
 Every method ``test_...`` of a contract runs on every case. The library's own tests do the same.
 """

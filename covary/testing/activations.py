@@ -108,7 +108,7 @@ class ActivationContract(Contract):
                 assert torch.isfinite(gradient).all()
 
     def test_gradients_are_numbers_however_small_the_variance(self, name: str) -> None:
-        """Of what a network uses: the gain of a step may be 1 / sigma, gain^2 var may not."""
+        """Gradients of mean, variance and gain^2 var; a gain itself may reach 1 / sigma."""
         variances = [0.0, 1e-40, 1e-36, 1e-30, 1e-20, 1e-9, 1.0, 1e6]
         for dtype in _DTYPES:
             mu, var = _pairs([-50.0, -1.0, 0.0, 1.0, 50.0], variances, dtype)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
+
 
 class Contract:
     """Tests that take the name of a case; pytest runs each on every name in ``cases``.
@@ -23,3 +25,8 @@ class Contract:
             )
         if "name" in metafunc.fixturenames:
             metafunc.parametrize("name", list(self.cases))
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    """A generator that always gives the same random numbers."""
+    return torch.Generator().manual_seed(seed)

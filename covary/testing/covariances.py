@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import ClassVar
 
+import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
@@ -12,6 +14,10 @@ from torch.utils import _pytree as pytree
 
 from covary.covariance import Covariance, Selection
 from covary.testing.contract import Contract
+
+rand = partial(torch.rand, dtype=torch.float64)
+randn = partial(torch.randn, dtype=torch.float64)
+eye = partial(torch.eye, dtype=torch.float64)
 
 
 class CovarianceContract(Contract):
@@ -49,18 +55,22 @@ class CovarianceContract(Contract):
         torch.manual_seed(0)
         return self.cases[name]()
 
+    @pytest.fixture
+    def cov(self, name: str) -> Covariance:
+        """What each test starts with."""
+        return self.make(name)
+
     def factors(self, cov: Covariance) -> Tensor:
         """(1 | 5, 4) random numbers in (0, 1), as a layer would give to this covariance."""
         return rand(self.rows(cov), self.units)
 
-    def test_dense_is_symmetric_and_positive_semidefinite(self, name: str) -> None:
-        dense = self.make(name).dense()
+    def test_dense_is_symmetric_and_positive_semidefinite(self, cov: Covariance) -> None:
+        dense = cov.dense()
         assert torch.equal(dense, dense.mT)
         assert torch.linalg.eigvalsh(dense).min() > -1e-12
 
-    def test_changing_a_dense_matrix_in_place_changes_nothing_else(self, name: str) -> None:
+    def test_changing_a_dense_matrix_in_place_changes_nothing_else(self, cov: Covariance) -> None:
         """A covariance is immutable: ``dense()`` gives a matrix of its own."""
-        cov = self.make(name)
         variance, (log_determinant, _) = cov.variance.clone(), cov.log_determinant(1e-9)
         given = cov.dense()
         kept = given.clone()
@@ -69,20 +79,17 @@ class CovarianceContract(Contract):
         assert_close(cov.variance, variance, rtol=1e-12, atol=0)
         assert_close(cov.log_determinant(1e-9)[0], log_determinant)
 
-    def test_variance_is_the_diagonal(self, name: str) -> None:
-        cov = self.make(name)
+    def test_variance_is_the_diagonal(self, cov: Covariance) -> None:
         assert_close(cov.variance, diagonal(cov.dense()))
 
-    def test_linear(self, name: str) -> None:
-        cov = self.make(name)
+    def test_linear(self, cov: Covariance) -> None:
         weight, factor = randn(self.outputs, self.units), rand(1, self.units)
         for mode in (torch.enable_grad, torch.no_grad):
             with mode():
                 self._assert_linear(cov, cov.dense(), weight)
                 self._assert_linear(cov.scale(factor), gate(cov.dense(), factor), weight)
 
-    def test_gains_that_samples_share(self, name: str) -> None:
-        cov = self.make(name)
+    def test_gains_that_samples_share(self, cov: Covariance) -> None:
         gain = rand(1, self.units)
         variance = gain**2 * cov.variance + self.factors(cov)
         expected = with_diagonal(gate(cov.dense().expand(len(variance), -1, -1), gain), variance)
@@ -93,13 +100,11 @@ class CovarianceContract(Contract):
                 assert_close(activated.dense(), expected)
                 self._assert_linear(activated, expected, weight)
 
-    def test_add_noise(self, name: str) -> None:
-        cov = self.make(name)
+    def test_add_noise(self, cov: Covariance) -> None:
         assert_close(cov.add_noise(0.7).dense(), cov.dense() + 0.7 * eye(self.units))
 
-    def test_gate(self, name: str) -> None:
+    def test_gate(self, cov: Covariance) -> None:
         """gain_i gain_j C_ij off the diagonal, a given variance on it; twice, too."""
-        cov = self.make(name)
         first, second = self.factors(cov), self.factors(cov)
         variance = first**2 * cov.variance + self.factors(cov)
         expected = with_diagonal(gate(cov.dense(), first), variance)
@@ -109,21 +114,18 @@ class CovarianceContract(Contract):
         expected = with_diagonal(gate(expected, second), after)
         assert_close(activated.gate(second, after).dense(), expected)
 
-    def test_gate_forgives_round_off_in_the_variance(self, name: str) -> None:
-        cov = self.make(name)
+    def test_gate_forgives_round_off_in_the_variance(self, cov: Covariance) -> None:
         gain = self.factors(cov)
         variance = gain**2 * cov.variance * (1 - 1e-15)
         activated = cov.gate(gain, variance)
         assert_close(activated.variance.expand(len(variance), self.units), variance)
         assert torch.linalg.eigvalsh(activated.dense()).min() > -1e-12
 
-    def test_scale(self, name: str) -> None:
-        cov = self.make(name)
+    def test_scale(self, cov: Covariance) -> None:
         factor = self.factors(cov)
         assert_close(cov.scale(factor).dense(), gate(cov.dense(), factor))
 
-    def test_layers_follow_each_other(self, name: str) -> None:
-        cov = self.make(name)
+    def test_layers_follow_each_other(self, cov: Covariance) -> None:
         expected = cov.dense()
         for width in (6, 2, 3):
             weight = randn(width, expected.shape[-1])
@@ -138,29 +140,25 @@ class CovarianceContract(Contract):
             expected = expected + 0.1 * eye(width)
         assert_close(cov.dense(), expected)
 
-    def test_log_determinant(self, name: str) -> None:
-        cov = self.make(name)
+    def test_log_determinant(self, cov: Covariance) -> None:
         value, rank = cov.log_determinant(1e-9)
         assert_close(value, torch.linalg.slogdet(cov.dense()).logabsdet)
         assert (rank == self.units).all()
 
-    def test_color_gives_noise_of_this_covariance(self, name: str) -> None:
-        cov = self.make(name)
+    def test_color_gives_noise_of_this_covariance(self, cov: Covariance) -> None:
         noise = cov.color(randn(400, 500, self.samples, self.units)).flatten(0, 1)
         expected = cov.dense().expand(self.samples, -1, -1)
         for sample in range(self.samples):
             found = torch.cov(noise[:, sample].T)
             assert_close(found, expected[sample], rtol=0.05, atol=0.05)
 
-    def test_batch_dimension_grows_only_where_samples_differ(self, name: str) -> None:
-        cov = self.make(name)
+    def test_batch_dimension_grows_only_where_samples_differ(self, cov: Covariance) -> None:
         batch, one = cov.dense().shape[0], rand(1, self.units)
         weight = randn(self.outputs, self.units)
         for after in (cov.linear(weight), cov.add_noise(0.1), cov.scale(one), cov.gate(one, one)):
             assert after.variance.shape[0] <= batch
 
-    def test_quadratic_is_the_product_with_the_dense_matrix(self, name: str) -> None:
-        cov = self.make(name)
+    def test_quadratic_is_the_product_with_the_dense_matrix(self, cov: Covariance) -> None:
         for batch in (1, cov.dense().shape[0]):
             rows = randn(batch, self.outputs, self.units)
             assert_close(cov.quadratic(rows), rows @ cov.dense() @ rows.mT)
@@ -177,9 +175,8 @@ class CovarianceContract(Contract):
                 assert_close(selected.dense().expand_as(expected), expected)
                 self._assert_linear(selected, expected, randn(self.outputs, self.units))
 
-    def test_is_a_pytree(self, name: str) -> None:
+    def test_is_a_pytree(self, cov: Covariance) -> None:
         """Its leaves are tensors; put together again, or copied one by one, they are the same."""
-        cov = self.make(name)
         leaves, spec = pytree.tree_flatten(cov)
         assert leaves
         assert all(isinstance(leaf, Tensor) for leaf in leaves)
@@ -191,21 +188,6 @@ class CovarianceContract(Contract):
     def _assert_linear(self, cov: Covariance, matrix: Tensor, weight: Tensor) -> None:
         expected = self.after_linear(cov, weight @ matrix @ weight.mT)
         assert_close(cov.linear(weight).dense().expand_as(expected), expected)
-
-
-def rand(*shape: int) -> Tensor:
-    """Random numbers in (0, 1)."""
-    return torch.rand(*shape, dtype=torch.float64)
-
-
-def randn(*shape: int) -> Tensor:
-    """Normal random numbers."""
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def eye(n: int) -> Tensor:
-    """The identity (n, n)."""
-    return torch.eye(n, dtype=torch.float64)
 
 
 def diagonal(matrix: Tensor) -> Tensor:

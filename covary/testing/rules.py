@@ -1,8 +1,4 @@
-"""The contract of a rule: with little noise, the covariance of f(x) is that of its Jacobian.
-
-With little noise at the input and none elsewhere, the covariance of f(x) is sigma^2 J J^T, whatever
-f is: that is what linear functions have at any noise, and all others as noise goes to 0.
-"""
+"""The contract of a rule: as noise goes to 0, the covariance of f(x) is sigma^2 J J^T."""
 
 from __future__ import annotations
 
@@ -16,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from covary.convert import Converted, convert
+from covary.convert import convert
 from covary.moments import Moments
 from covary.nn.fidelity import TrackingWarning
-from covary.testing.contract import Contract
+from covary.testing.contract import Contract, seeded
 from covary.varying import Varying
 
 # Of the noise at the input.
@@ -48,7 +44,7 @@ class RuleContract(Contract):
         assert_close(found.mean, function(x), rtol=allowed, atol=allowed)
         matrix = found.covariance_matrix
         assert relative(matrix, jacobian_covariance(function, x)) < self.tolerance
-        rows = torch.randn(2, matrix.shape[-1], generator=generator(), dtype=matrix.dtype)
+        rows = torch.randn(2, matrix.shape[-1], generator=seeded(), dtype=matrix.dtype)
         projected = found.project(rows).covariance_matrix
         assert relative(projected, rows @ matrix @ rows.mT) < 1e-9
         variance = moments(function, x).variance.flatten(1)
@@ -87,14 +83,9 @@ class Apply(nn.Module):
         return self.function(*args)
 
 
-def converted(function: Callable[..., Any], noise: float = SIGMA) -> Converted:
-    """The function as a converted network in float64, with noise at its input alone."""
-    return convert(Apply(function).eval().double(), noise={"input": noise})
-
-
 def moments(function: Callable[..., Any], x: Tensor, noise: float = SIGMA) -> Moments:
-    """The moments of the function of x with noise."""
-    net = converted(function, noise)
+    """The moments of the function of x in float64, with noise at the input alone."""
+    net = convert(Apply(function).eval().double(), noise={"input": noise})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrackingWarning)
         out: Moments = net(x)
@@ -118,8 +109,3 @@ def jacobian_covariance(
 def relative(value: Tensor, truth: Tensor) -> float:
     """The norm of the difference over that of the truth."""
     return float((value - truth).norm() / truth.norm())
-
-
-def generator() -> torch.Generator:
-    """Always the same random numbers."""
-    return torch.Generator().manual_seed(0)

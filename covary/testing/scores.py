@@ -17,7 +17,7 @@ from covary.covariance import Diagonal, Full
 from covary.models import mlp
 from covary.moments import Moments
 from covary.nn.fidelity import TrackingWarning
-from covary.testing.contract import Contract
+from covary.testing.contract import Contract, seeded
 
 
 class ScoreContract(Contract):
@@ -47,7 +47,7 @@ class ScoreContract(Contract):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", TrackingWarning)
                     out = net(torch.randn(5, 4, dtype=dtype))
-                    same = full(out.mean, out.covariance_matrix)
+                    same = Moments(out.mean, Full(out.covariance_matrix))
                     assert score(out).shape == (5,)
                     assert_close(score(out), score(same), rtol=1e-4, atol=1e-6)
 
@@ -66,7 +66,7 @@ class ScoreContract(Contract):
             found = self.cases[name](stacked)
             assert found.shape == (2, 6)
             for replica in range(2):
-                alone = self.cases[name](full(mean[replica], stacked.cov.dense()[replica]))
+                alone = self.cases[name](Moments(mean[replica], Full(stacked.cov.dense()[replica])))
                 assert_close(found[replica], alone, rtol=1e-4, atol=1e-5)
 
     def test_large_logits_and_variances(self, name: str) -> None:
@@ -80,13 +80,14 @@ class ScoreContract(Contract):
         moments = gaussians(3, 1.0, batch=4)
         matrix = moments.covariance_matrix.clone()
         matrix[1] = math.nan
-        found = self.cases[name](full(moments.mean, matrix))
+        found = self.cases[name](Moments(moments.mean, Full(matrix)))
         others = torch.tensor([0, 2, 3])
         assert_close(found[others], self.cases[name](moments)[others])
         assert bool(found[1].isnan()) == self.sees_covariance(name)
 
     def test_no_samples_at_all(self, name: str) -> None:
-        assert self.cases[name](full(torch.zeros(0, 3), torch.zeros(0, 3, 3))).shape == (0,)
+        none = Moments(torch.zeros(0, 3), Full(torch.zeros(0, 3, 3)))
+        assert self.cases[name](none).shape == (0,)
 
     def test_what_it_cannot_take_is_refused(self, name: str) -> None:
         """Tensors, and a single output where classes are compared, with the remedy."""
@@ -115,14 +116,4 @@ def gaussians(
     mean = means * torch.randn(batch, n, generator=generator, dtype=torch.float64)
     factor = torch.randn(batch, n, rank, generator=generator, dtype=torch.float64)
     matrix = factor @ factor.mT * stddev**2 / rank
-    return full(mean.to(dtype), matrix.to(dtype))
-
-
-def full(mean: Tensor, matrix: Tensor) -> Moments:
-    """Moments of these means (B, n) and covariances (B, n, n)."""
-    return Moments(mean, Full(matrix, matrix.new_zeros(1, 1)))
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    """Always the same random numbers."""
-    return torch.Generator().manual_seed(seed)
+    return Moments(mean.to(dtype), Full(matrix.to(dtype)))

@@ -4,9 +4,8 @@ from covary.training.batches import Batches, TensorBatches
 from covary.training.checkpoint import Checkpoint
 from covary.training.config import TrainingConfig
 from covary.training.display import Display, Silent, terminal_or_lines
-from covary.training.errors import DivergedError, StoppedError
 from covary.training.log import MetricsLog
-from covary.training.loop import fit
+from covary.training.loop import DivergedError, StoppedError, fit
 from covary.training.objectives import ClassificationLoss, GaussianLikelihood, RegressionLoss
 
 __all__ = [

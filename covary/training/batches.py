@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 import numpy as np
@@ -11,10 +12,7 @@ from torch import Tensor
 
 
 class Batches(Protocol):
-    """What a training loop asks for. ``epoch(e)`` gives the same batches whenever it is called,
-
-    so that a run that was cut short goes on with the batch it would have had next.
-    """
+    """What a training loop asks for: an epoch is the same whenever it is asked for, to resume."""
 
     def __len__(self) -> int:
         """How many batches an epoch has."""
@@ -48,6 +46,7 @@ def count(samples: int, batch_size: int) -> int:
     return batches + (rest > 0 and not alone)
 
 
+@dataclass(eq=False)
 class TensorBatches:
     """Batches of tensors that are in memory, (n, *shape) and (n, ...).
 
@@ -59,21 +58,19 @@ class TensorBatches:
         transform: applied to the inputs of each batch, such as a random crop.
     """
 
-    def __init__(
-        self,
-        x: Tensor,
-        y: Tensor,
-        batch_size: int,
-        *,
-        seed: int = 0,
-        transform: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
-        if len(x) != len(y):
-            raise ValueError(f"Batches need as many targets as inputs, got {len(x)} and {len(y)}.")
-        if len(x) == 0:
+    x: Tensor
+    y: Tensor
+    batch_size: int
+    _: KW_ONLY
+    seed: int = 0
+    transform: Callable[[Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            sizes = f"{len(self.x)} and {len(self.y)}"
+            raise ValueError(f"Batches need as many targets as inputs, got {sizes}.")
+        if len(self.x) == 0:
             raise ValueError("There is nothing to train on: 0 samples.")
-        self.x, self.y = x, y
-        self.batch_size, self.seed, self.transform = batch_size, seed, transform
 
     def __len__(self) -> int:
         return count(len(self.x), self.batch_size)

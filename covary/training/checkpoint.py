@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,9 +56,12 @@ class Checkpoint:
         if position.epoch in self.keep and position.batch == 0:
             # Before the checkpoint: a process killed in between does this epoch again, and this.
             write_tensors(snapshot_path(self.path, position.epoch), tensors)
-        for name, state in _optimizer_states(objective, optimizer).items():
-            tensors |= {f"optimizer/{name}/{key}": value for key, value in state.items()}
-        tensors |= {f"random/{device}": state for device, state in _random_states().items()}
+        for name, parameter in objective.named_parameters():
+            for key, value in optimizer.state.get(parameter, {}).items():
+                tensors[f"optimizer/{name}/{key}"] = value
+        tensors["random/cpu"] = torch.get_rng_state()
+        for index in range(torch.cuda.device_count()):
+            tensors[f"random/cuda:{index}"] = torch.cuda.get_rng_state(index)
         write_tensors(self.path, tensors, {"position": json.dumps(asdict(position))})
         self._saved_at = time.monotonic()
 
@@ -83,18 +85,17 @@ class Checkpoint:
                 optimizer.state[owner][key] = value.to(owner.device)
             if len({frozenset(state) for state in optimizer.state.values()}) > 1:
                 raise ValueError("optimizer state, which some parameters lack,")
-            torch.set_rng_state(groups["random"]["cpu"])
+            torch.set_rng_state(groups["random"].pop("cpu"))
             for device, state in groups["random"].items():
-                if device.startswith("cuda"):
-                    torch.cuda.set_rng_state(state, device)
+                torch.cuda.set_rng_state(state, device)
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise FileError(
                 f"{self.path} is not a checkpoint of this training: its {error} does not fit."
             ) from error
-        return position_in(metadata, self.path)
+        return _position_in(metadata, self.path)
 
 
-def position_in(metadata: Mapping[str, str], path: Path) -> Position:
+def _position_in(metadata: Mapping[str, str], path: Path) -> Position:
     """How far the run had come whose checkpoint has this metadata."""
     try:
         position = Position(**json.loads(metadata["position"]))
@@ -127,20 +128,3 @@ def load_weights(
 def snapshot_path(checkpoint: Path, epoch: int) -> Path:
     """Where the weights after an epoch are put aside: a folder ``epochs`` beside the checkpoint."""
     return checkpoint.parent / "epochs" / f"{epoch:04d}.safetensors"
-
-
-def _optimizer_states(
-    objective: nn.Module, optimizer: torch.optim.Optimizer
-) -> dict[str, dict[str, Any]]:
-    return {
-        name: dict(optimizer.state[parameter])
-        for name, parameter in objective.named_parameters()
-        if parameter in optimizer.state
-    }
-
-
-def _random_states() -> dict[str, Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    for index in range(torch.cuda.device_count()):
-        states[f"cuda:{index}"] = torch.cuda.get_rng_state(index)
-    return states

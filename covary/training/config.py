@@ -22,7 +22,8 @@ _COOLDOWN = 0.1
 def option(help_text: str, panel: str = "Training", **more: Any) -> Mapping[str, Any]:
     """Metadata of a field that is an option of the command line: its explanation and heading.
 
-    ``more`` may have ``flag``, how the option is called if not as the field, and ``min``.
+    ``more`` may have ``flag``, how the option is called if not as the field, ``min``,
+    ``show_default`` and ``commas`` (names have commas between them).
     """
     return {"help": help_text, "panel": panel, **more}
 
@@ -31,17 +32,10 @@ def option(help_text: str, panel: str = "Training", **more: Any) -> Mapping[str,
 class TrainingConfig:
     """How to train. The defaults are those of the paper's MNIST networks but for the epochs.
 
-    Attributes:
-        epochs: passes over the training data.
-        batch_size: samples in a step, over all devices.
-        lr: learning rate, at its highest where it has a schedule.
-        weight_decay: L2 penalty with ``adam``, decoupled with ``adamw``.
-        optimizer: ``"adam"`` or ``"adamw"``.
-        schedule: ``"constant"``, ``"cooldown"`` (constant, and down to 0 in the last 10% of the
-            steps), ``"cosine"`` (down to 0) or ``"one-cycle"`` (up for 30% of the steps, then down
-            to 0).
-        clip: largest norm of the gradient, 0 for any.
-        seed: decides the order of the samples.
+    Weight decay is an L2 penalty with ``adam``, decoupled with ``adamw``. Of the schedules,
+    ``"cooldown"`` is constant and goes down to 0 in the last 10% of the steps, ``"cosine"`` goes
+    down to 0, and ``"one-cycle"`` goes up for 30% of the steps, then down to 0. The seed decides
+    the order of the samples.
     """
 
     epochs: int = field(default=20, metadata=option("Passes over the training data."))

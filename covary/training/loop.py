@@ -1,35 +1,48 @@
-"""The training loop.
+"""The training loop, for all networks; Lightning Fabric brings devices, processes and precision.
 
-One loop for all: Lightning Fabric below it brings devices, several processes and precision. A run
-that is cut short at any moment and resumed ends with the same weights as one that was not, since
-the order of samples and the learning rate depend on seed and step alone, and the checkpoint holds
-the rest.
+A run that is cut short at any moment and resumed ends with the same weights as one that was not:
+the order of samples and the learning rate depend on seed and step alone, the checkpoint holds the
+rest.
 """
 
 from __future__ import annotations
 
 import math
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from covary.training import errors
 from covary.training.batches import Batches
 from covary.training.checkpoint import Checkpoint, Position
 from covary.training.config import TrainingConfig, learning_rate, make_optimizer
 from covary.training.display import Display, Silent
 from covary.training.log import MetricsLog
-from covary.training.signals import asked_to_stop
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
     from lightning_fabric.wrappers import _FabricOptimizer
 
 Row = dict[str, Any]
+
+
+class DivergedError(RuntimeError):
+    """The loss, or a weight, is no longer a number."""
+
+
+class StoppedError(KeyboardInterrupt):
+    """Someone asked training to stop, and it stopped between two steps.
+
+    An interrupt and no ordinary error: whoever tries many trainings in a row, as a grid search
+    does, should not take it for one that failed and begin the next.
+    """
 
 
 def fit(
@@ -100,11 +113,11 @@ def fit(
                 enough = first and stop is not None and stop(row)
                 problem, enough, interrupted = fabric.broadcast((problem, enough, asked.is_set()))
                 if problem:
-                    raise errors.diverged(problem, loop.position, len(batches), config)
+                    raise loop.diverged(problem)
                 if enough:
                     break
                 if interrupted and loop.position.epoch < config.epochs:
-                    raise errors.stopped(loop.position)
+                    raise loop.stopped()
     finally:
         display.close()
         if log:
@@ -113,22 +126,46 @@ def fit(
     return history
 
 
+@contextmanager
+def asked_to_stop() -> Iterator[threading.Event]:
+    """An event that SIGINT (Ctrl-C) or SIGTERM sets within this block.
+
+    So no update of the weights is cut in its middle. The second signal acts as it would have
+    without this block: whoever cannot wait need not. Only a main thread may listen to signals.
+    """
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(number: int, _frame: FrameType | None) -> None:
+        asked.set()
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@dataclass
 class _Loop:
     """The state of training, and what a step, an epoch and a save do to it."""
 
-    def __init__(
-        self,
-        objective: nn.Module,
-        batches: Batches,
-        config: TrainingConfig,
-        fabric: Fabric,
-        checkpoint: Checkpoint | None,
-    ) -> None:
-        self.objective, self.batches, self.config = objective, batches, config
-        self.fabric, self.checkpoint = fabric, checkpoint
-        self.module = fabric.setup_module(objective)
-        self.optimizer = make_optimizer(config, objective)
-        self.engine = cast("_FabricOptimizer", fabric.setup_optimizers(self.optimizer))
+    objective: nn.Module
+    batches: Batches
+    config: TrainingConfig
+    fabric: Fabric
+    checkpoint: Checkpoint | None
+
+    def __post_init__(self) -> None:
+        self.module = self.fabric.setup_module(self.objective)
+        self.optimizer = make_optimizer(self.config, self.objective)
+        self.engine = cast("_FabricOptimizer", self.fabric.setup_optimizers(self.optimizer))
         self.position = Position()
 
     def epoch(self, display: Display, asked: threading.Event) -> Row:
@@ -150,11 +187,10 @@ class _Loop:
             display.step(loss, name, statistic, samples)
             if position.batch == len(self.batches):
                 break  # whoever wants to stop now gets a complete epoch
+            if stop or (self.checkpoint and self.checkpoint.due()):
+                self.save()
             if stop:
-                self.save()
-                raise errors.stopped(position)
-            if self.checkpoint and self.checkpoint.due():
-                self.save()
+                raise self.stopped()
         seconds = time.perf_counter() - began
         self.position = Position(epoch=position.epoch + 1, step=position.step)
         return {
@@ -191,8 +227,7 @@ class _Loop:
         stop = any(flags) if processes > 1 else asked.is_set()
         if not math.isfinite(value):
             inputs = f"(inputs of this batch from {x.min().item():.4g} to {x.max().item():.4g})"
-            problem = f"The loss is {value} {inputs}"
-            raise errors.diverged(problem, self.position, len(self.batches), self.config)
+            raise self.diverged(f"The loss is {value} {inputs}")
         fabric.backward(loss * share)
         if self.config.clip:
             fabric.clip_gradients(self.module, self.engine, max_norm=self.config.clip)
@@ -208,3 +243,17 @@ class _Loop:
             except FloatingPointError as error:
                 return str(error)
         return None
+
+    def diverged(self, problem: str) -> DivergedError:
+        """The error of this problem, with where it came up and what to try."""
+        at = self.position
+        return DivergedError(
+            f"{problem}, at step {at.step + 1} (epoch {at.epoch + 1}, batch {at.batch + 1} of "
+            f"{len(self.batches)}). The last checkpoint was kept. Try a smaller learning rate (it "
+            f"is {self.config.lr:g}), a limit on gradients (clip), or look for extreme values."
+        )
+
+    def stopped(self) -> StoppedError:
+        """The interrupt, with how far training had come."""
+        at = self.position
+        return StoppedError(f"Stopped on request after step {at.step}, {at.epoch} epochs complete.")

@@ -1,7 +1,6 @@
 """Losses of networks, conventional ones and those of Moments: (x, y) -> loss and one statistic.
 
-Losses are modules, with the network inside, so that engines which wrap modules (for several
-devices, say) see tensors come out and not Moments.
+They are modules around the network, so that engines which wrap modules see tensors come out.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covary.moments import Moments, mean_of
+from covary.moments import mean_of
 from covary.nn.units import before_units, check_units, units_of
 from covary.settings import supervise_covariance
 
@@ -39,7 +38,31 @@ class ClassificationLoss(nn.Module):
         return F.cross_entropy(mean, y), right.float().mean()
 
 
-class RegressionLoss(nn.Module):
+class _StandardisedLoss(nn.Module):
+    """What losses of regression share: targets, and a network's outputs before they get units."""
+
+    statistic = "mae"
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        check_units(net, type(self).__name__)
+        self.net = net
+
+    def standardised(self, x: Tensor, y: Tensor) -> tuple[Any, Tensor, Tensor | float]:
+        """What the network gives before its outputs get units, targets alike, and the units."""
+        layers, units = before_units(self.net)
+        out: Any = x
+        for layer in layers:
+            out = layer(out)
+        if units is None:
+            units = units_of(self.net)
+            if units is None:
+                return out, y, 1.0
+            out = units.undone(out)
+        return out, (y - units.shift) / units.scale, units.scale
+
+
+class RegressionLoss(_StandardisedLoss):
     """(x, y) -> mean squared error of the network's mean, on the scale that it computes in.
 
     Where the last layer is a ``covary.nn.Rescale``, also of nested ``nn.Sequential``s, the error is
@@ -50,22 +73,15 @@ class RegressionLoss(nn.Module):
     known. Of a network without any, the error is that of its outputs as they are.
     """
 
-    statistic = "mae"
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        check_units(net, "RegressionLoss")
-        self.net = net
-
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Loss, and mean absolute error on the target's scale, of (B, ...) and (B, t)."""
-        out, y, scale = _standardised(self.net, x, y)
+        out, y, scale = self.standardised(x, y)
         mean = mean_of(out)
         gap = mean - y.to(mean.dtype)
-        return gap.square().mean(), (gap.detach() * scale).abs().mean().to(gap.dtype)
+        return gap.square().mean(), _mean_absolute(gap, scale)
 
 
-class GaussianLikelihood(nn.Module):
+class GaussianLikelihood(_StandardisedLoss):
     """(x, y) -> negative log-likelihood of standardised targets, by means and variances.
 
     For networks that give ``Moments``. Gradients flow through the covariance too: in a moment
@@ -73,33 +89,15 @@ class GaussianLikelihood(nn.Module):
     ``RegressionLoss``.
     """
 
-    statistic = "mae"
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        check_units(net, "GaussianLikelihood")
-        self.net = net
-
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Loss in nats per target, and mean absolute error on the target's scale."""
         with supervise_covariance():
-            moments: Moments
-            moments, y, scale = _standardised(self.net, x, y)
+            moments, y, scale = self.standardised(x, y)
             variance = moments.variance.clamp(min=LEAST_VARIANCE)
         gap = moments.mean - y.to(moments.mean.dtype)
         loss = 0.5 * (gap.square() / variance + (2 * math.pi * variance).log())
-        return loss.mean(), (gap.detach() * scale).abs().mean().to(gap.dtype)
+        return loss.mean(), _mean_absolute(gap, scale)
 
 
-def _standardised(net: nn.Module, x: Tensor, y: Tensor) -> tuple[Any, Tensor, Tensor | float]:
-    """What a network gives before its outputs get their units, targets alike, and the units."""
-    layers, units = before_units(net)
-    out: Any = x
-    for layer in layers:
-        out = layer(out)
-    if units is None:
-        units = units_of(net)
-        if units is None:
-            return out, y, 1.0
-        out = units.undone(out)
-    return out, (y - units.shift) / units.scale, units.scale
+def _mean_absolute(gap: Tensor, scale: Tensor | float) -> Tensor:
+    return (gap.detach() * scale).abs().mean().to(gap.dtype)

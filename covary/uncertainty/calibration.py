@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,30 +22,56 @@ from covary.uncertainty.scores import expected_softmax
 
 # What ``choose_noise`` tries: standard deviations, in those of the network's input.
 CANDIDATES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
-# The least offset, in mean squared errors: samples that are hit exactly with no variance of their
-# own would have an infinite density otherwise.
+# The least offset, in mean squared errors: without it, an exact hit may have infinite density.
 _LEAST_OFFSET = 1e-8
 # The least error to reckon with, in the size of the targets: below it is round-off.
 _LEAST_ERROR = 1e-6
 # How far logarithms of temperatures, scales and offsets are searched.
 _WIDEST = 18.0
-# What is added to the diagonal of a covariance of several targets, in average variances and in
-# rounding errors of the network that computed it.
+# Added to the diagonal of a covariance of several targets, in rounding errors of its variances.
 _ROUND_OFF = 100
 # How often choose_noise goes through the layers.
 _ROUNDS = 5
 
 
-class VarianceCalibration(nn.Module):
+class _Calibration(nn.Module):
+    """A layer whose buffers are the numbers of the calibration, in float64."""
+
+    kind: ClassVar[str]
+    names: ClassVar[tuple[str, ...]]
+
+    def __init__(self, *numbers: float | Sequence[float]) -> None:
+        super().__init__()
+        for name, number in zip(self.names, numbers, strict=True):
+            values = torch.tensor(number, dtype=torch.float64)
+            least = "> 0" if name == "temperature" else ">= 0"
+            allowed = values > 0 if name == "temperature" else values >= 0
+            if not (values.numel() and (values.isfinite() & allowed).all()):
+                raise ValueError(
+                    f"{type(self).__name__} needs a finite {name} {least}, got {number}."
+                )
+            self.register_buffer(name, values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its numbers, for JSON."""
+        return {"kind": self.kind} | {name: x.tolist() for name, x in self.named_buffers()}
+
+    def extra_repr(self) -> str:
+        """Its numbers."""
+        shown = {name: x.flatten().tolist() for name, x in self.named_buffers()}
+        return ", ".join(
+            f"{name}={', '.join(f'{x:.4g}' for x in numbers)}" for name, numbers in shown.items()
+        )
+
+
+class VarianceCalibration(_Calibration):
     """C -> scale C + diag(offset): for regression. The mean stays.
 
     ``scale`` makes up for a level of noise that says nothing about the size of errors, ``offset``
     adds what every target has of its own: noise that no network can predict. An offset alone
     (scale 0) is a constant variance.
 
-    Args:
-        scale: 0 or more.
-        offset: one number of 0 or more, or one for each of t targets, in target units squared.
+    Both are 0 or more; there is one offset, or one for each target, in target units squared.
 
     Examples:
         >>> import covary, torch
@@ -56,20 +82,12 @@ class VarianceCalibration(nn.Module):
         True
     """
 
+    kind, names = "variance", ("scale", "offset")
     scale: Tensor
     offset: Tensor
 
     def __init__(self, scale: float, offset: float | Sequence[float]) -> None:
-        super().__init__()
-        offsets = [offset] if isinstance(offset, int | float) else list(offset)
-        for name, values in (("scale", [scale]), ("offset", offsets)):
-            if not all(math.isfinite(value) and value >= 0 for value in values) or not values:
-                raise ValueError(
-                    f"VarianceCalibration needs a finite {name} >= 0, got "
-                    f"{scale if name == 'scale' else offset}."
-                )
-        self.register_buffer("scale", torch.tensor(float(scale), dtype=torch.float64))
-        self.register_buffer("offset", torch.tensor(offsets, dtype=torch.float64))
+        super().__init__(scale, [offset] if isinstance(offset, int | float) else list(offset))
 
     def forward(self, moments: Moments) -> Moments:
         """The calibrated moments of t targets."""
@@ -80,75 +98,41 @@ class VarianceCalibration(nn.Module):
                 f"This calibration is for {len(self.offset)} targets, got moments of {t}."
             )
         offset = self.offset.to(matrix).expand(t)
-        return _formed(moments.mean, self.scale.to(matrix) * matrix + torch.diag(offset))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its numbers, for JSON."""
-        return {"kind": "variance", "scale": self.scale.item(), "offset": self.offset.tolist()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> VarianceCalibration:
-        """What ``to_dict`` gave."""
-        return cls(*_values(values, "variance", "scale", "offset"))
-
-    def extra_repr(self) -> str:
-        """Its numbers."""
-        return f"scale={self.scale.item():.4g}, offset={_short(self.offset)}"
+        return Moments(moments.mean, Full(self.scale.to(matrix) * matrix + torch.diag(offset)))
 
 
-class LogitCalibration(nn.Module):
+class LogitCalibration(_Calibration):
     """Mean / T, and C scale / T^2: for classification. The class of the largest mean stays.
 
-    ``temperature`` T sharpens or softens all predictions alike, as is usual; ``scale`` says how
-    much of the covariance is to be believed.
-
-    Args:
-        temperature: more than 0.
-        scale: 0 or more.
+    ``temperature`` T > 0 sharpens or softens all predictions alike, as is usual; ``scale`` >= 0
+    says how much of the covariance is to be believed.
     """
 
+    kind, names = "logits", ("temperature", "scale")
     temperature: Tensor
     scale: Tensor
 
     def __init__(self, temperature: float, scale: float) -> None:
-        super().__init__()
-        if not (math.isfinite(temperature) and temperature > 0):
-            raise ValueError(f"LogitCalibration needs a temperature > 0, got {temperature}.")
-        if not (math.isfinite(scale) and scale >= 0):
-            raise ValueError(f"LogitCalibration needs a finite scale >= 0, got {scale}.")
-        self.register_buffer("temperature", torch.tensor(float(temperature), dtype=torch.float64))
-        self.register_buffer("scale", torch.tensor(float(scale), dtype=torch.float64))
+        super().__init__(temperature, scale)
 
     def forward(self, moments: Moments) -> Moments:
         """The calibrated moments of the logits."""
         return _tempered(moments, self.temperature, self.scale)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Its numbers, for JSON."""
-        return {
-            "kind": "logits",
-            "temperature": self.temperature.item(),
-            "scale": self.scale.item(),
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> LogitCalibration:
-        """What ``to_dict`` gave."""
-        return cls(*_values(values, "logits", "temperature", "scale"))
-
-    def extra_repr(self) -> str:
-        """Its numbers."""
-        return f"temperature={self.temperature.item():.4g}, scale={self.scale.item():.4g}"
-
 
 def from_dict(values: Mapping[str, Any]) -> VarianceCalibration | LogitCalibration:
     """The calibration of either kind whose ``to_dict`` gave this."""
+    kinds: dict[Any, type[VarianceCalibration] | type[LogitCalibration]]
+    kinds = {"variance": VarianceCalibration, "logits": LogitCalibration}
     kind = values.get("kind")
-    if kind == "variance":
-        return VarianceCalibration.from_dict(values)
-    if kind == "logits":
-        return LogitCalibration.from_dict(values)
-    raise ValueError(f"Unknown kind of calibration {kind!r}; known are variance and logits.")
+    if kind not in kinds:
+        raise ValueError(f"Unknown kind of calibration {kind!r}; known are {' and '.join(kinds)}.")
+    names = kinds[kind].names
+    if not set(names) <= set(values):
+        raise ValueError(
+            f"A calibration of kind {kind!r} needs {' and '.join(names)}, got {dict(values)}."
+        )
+    return kinds[kind](*(values[name] for name in names))
 
 
 def fit_variance(moments: Moments, target: Tensor) -> VarianceCalibration:
@@ -182,7 +166,6 @@ def fit_variance(moments: Moments, target: Tensor) -> VarianceCalibration:
     unit = torch.maximum(error, _LEAST_ERROR * size)
     residual, matrix = (target - mean) / unit, matrix / (unit[:, None] * unit)
     level = matrix.diagonal(dim1=-2, dim2=-1).mean().item()
-    t = mean.shape[-1]
     if level == 0:
         return VarianceCalibration(1.0, unit.square().tolist())
 
@@ -195,7 +178,7 @@ def fit_variance(moments: Moments, target: Tensor) -> VarianceCalibration:
 
     # Nearly all of it from the network, half, or none; or as the network has it.
     starts = [[0.0, -8.0], [-0.7, -0.7], [-8.0, 0.0], [math.log(level), -2.0]]
-    best = _minimum(loss, [[scale, *[offset] * t] for scale, offset in starts])
+    best = _minimum(loss, [[scale, *[offset] * mean.shape[-1]] for scale, offset in starts])
     scale, offset = calibrated(best)
     return VarianceCalibration(scale.item(), (offset * unit.square()).tolist())
 
@@ -225,14 +208,12 @@ def fit_logits(moments: Moments, labels: Tensor) -> LogitCalibration:
             f"fit_logits needs labels from 0 to {mean.shape[-1] - 1}, got {int(labels.min())} to "
             f"{int(labels.max())}."
         )
-    known = _formed(mean, matrix)
+    known = Moments(mean, Full(matrix))
     varies = bool(matrix.diagonal(dim1=-2, dim2=-1).max() > 0)
 
     def loss(logs: Tensor) -> Tensor:
         temperature, scale = logs[0].exp(), (logs[1].exp() if varies else logs.new_ones(()))
-        probabilities = expected_softmax(_tempered(known, temperature, scale))
-        chosen = probabilities.gather(-1, labels[:, None].long())
-        likely = chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log().mean()
+        likely = _log_probability(_tempered(known, temperature, scale), labels)
         return logs.square().sum() / (2 * len(labels)) - likely
 
     # As the network has it, and with little of its covariance or much.
@@ -278,34 +259,27 @@ def choose_noise(
     Returns:
         The noise for ``covary.with_noise``; of equally good ones, the least.
     """
-    layers = len(noise_of(net))
+    own = tuple(noise_of(net))
     if not candidates:
         raise ValueError("choose_noise needs one candidate at least, got none.")
-    rate = score or _calibrated_score
+    sigmas = [float(sigma) for sigma in candidates]
     scores: dict[tuple[float, ...], float] = {}
 
-    def score_of(noise: tuple[float, ...]) -> float:
+    def quality(noise: tuple[float, ...]) -> tuple[bool, float]:
+        """What is no number is never the best."""
         if noise not in scores:
             quiet = with_noise(net, noise).eval()
             with torch.no_grad():
                 out = gathered([quiet(some) for some in torch.split(x, batch_size)])
-                scores[noise] = float(rate(out, y))
-        return scores[noise]
+                scores[noise] = float((score or _calibrated_score)(out, y))
+        return not math.isnan(scores[noise]), scores[noise]
 
-    def best_of(noises: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
-        # What is no number is never the best.
-        return max(
-            sorted(noises), key=lambda noise: (not math.isnan(score_of(noise)), score_of(noise))
-        )
-
-    own = tuple(noise_of(net))
-    best = best_of([own, *((float(sigma),) * layers for sigma in candidates)])
+    best = max(sorted([own, *((sigma,) * len(own) for sigma in sigmas)]), key=quality)
     for _ in range(_ROUNDS if per_layer else 0):
         before = best
-        for layer in range(layers):
-            best = best_of(
-                [best, *((*best[:layer], float(each), *best[layer + 1 :]) for each in candidates)]
-            )
+        for layer in range(len(own)):
+            others = [(*best[:layer], sigma, *best[layer + 1 :]) for sigma in sigmas]
+            best = max(sorted([best, *others]), key=quality)
         if best == before:
             break
     return NoiseChoice(best, scores)
@@ -318,7 +292,7 @@ def combined(members: Moments | Sequence[Moments]) -> Moments:
     means: where members disagree, none is sure.
 
     Args:
-        members: Moments with R in front, as ``covary.replicas.Replicas`` give them, or R Moments.
+        members: Moments with R in front, as ``covary.training.replicas`` gives them, or R Moments.
     """
     if isinstance(members, Moments):
         means, matrices = members.mean, members.covariance_matrix
@@ -335,7 +309,7 @@ def combined(members: Moments | Sequence[Moments]) -> Moments:
     mean = means.mean(0)
     gap = means - mean
     spread = torch.einsum("r...i,r...j->...ij", gap, gap) / len(means)
-    return _formed(mean, matrices.mean(0) + spread)
+    return Moments(mean, Full(matrices.mean(0) + spread))
 
 
 class Mixture(nn.Module):
@@ -352,14 +326,10 @@ class Mixture(nn.Module):
         return combined([net(x) for net in self.nets])
 
 
-def _formed(mean: Tensor, matrix: Tensor) -> Moments:
-    return Moments(mean, Full(matrix, added=matrix.new_zeros(1, 1)))
-
-
 def _tempered(moments: Moments, temperature: Tensor, scale: Tensor) -> Moments:
     temperature, scale = temperature.to(moments.mean), scale.to(moments.mean)
     matrix = moments.cov.dense() * (scale / temperature.square())
-    return _formed(moments.mean / temperature, matrix)
+    return Moments(moments.mean / temperature, Full(matrix))
 
 
 def _known(moments: Moments, name: str) -> tuple[Tensor, Tensor]:
@@ -379,8 +349,7 @@ def _known(moments: Moments, name: str) -> tuple[Tensor, Tensor]:
             f"samples (the first at index {first}). Leave these samples out."
         )
     if mean.shape[-1] > 1:
-        # Round-off leaves singular matrices with eigenvalues below 0, as far as the network's
-        # own precision goes.
+        # Round-off, of the network's own precision, leaves singular matrices with eigenvalues < 0.
         average = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
         least = _ROUND_OFF * torch.finfo(moments.mean.dtype).eps * average
         matrix = matrix + torch.diag_embed(least[:, None].expand(mean.shape))
@@ -400,15 +369,18 @@ def _log_density(residual: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
     return -0.5 * (total + t * math.log(2 * math.pi))
 
 
+def _log_probability(moments: Moments, labels: Tensor) -> Tensor:
+    """() average log of the labels' expected probabilities."""
+    chosen = expected_softmax(moments).gather(-1, labels[:, None].long())
+    return chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log().mean()
+
+
 def _calibrated_score(moments: Moments, y: Tensor) -> float:
     """How likely targets or labels are once the moments are calibrated on them."""
-    if y.is_floating_point():
-        mean, matrix = _known(fit_variance(moments, y)(moments), "choose_noise")
-        nothing = mean.new_zeros(mean.shape[-1])
-        return _log_density(y.to(mean) - mean, matrix, nothing).mean().item()
-    probabilities = expected_softmax(fit_logits(moments, y)(moments)).double()
-    chosen = probabilities.gather(-1, y[:, None].long())
-    return chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log().mean().item()
+    if not y.is_floating_point():
+        return _log_probability(fit_logits(moments, y)(moments), y).item()
+    mean, matrix = _known(fit_variance(moments, y)(moments), "choose_noise")
+    return _log_density(y.to(mean) - mean, matrix, mean.new_zeros(mean.shape[-1])).mean().item()
 
 
 def _minimum(function: Callable[[Tensor], Tensor], starts: Sequence[Sequence[float]]) -> Tensor:
@@ -438,15 +410,3 @@ def _minimum(function: Callable[[Tensor], Tensor], starts: Sequence[Sequence[flo
         if value < lowest:
             best, lowest = found, value
     return best
-
-
-def _values(values: Mapping[str, Any], kind: str, *names: str) -> list[Any]:
-    if values.get("kind", kind) != kind or not all(name in values for name in names):
-        raise ValueError(
-            f"A calibration of kind {kind!r} needs {' and '.join(names)}, got {dict(values)}."
-        )
-    return [values[name] for name in names]
-
-
-def _short(values: Tensor) -> str:
-    return ", ".join(f"{value:.4g}" for value in values.tolist())

@@ -1,4 +1,4 @@
-"""How well approximate moments agree with exact ones."""
+"""How well approximate moments agree with exact ones; moments of several batches as one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from covary.uncertainty.metrics import rank_correlation
 
 
 class Agreement(NamedTuple):
-    """Of approximate moments with exact ones, over N samples.
+    """How well approximate moments agree with exact ones, over N samples.
 
     Errors are relative: the norm of the difference over that of what is exact, sample by sample,
     and then averaged.
@@ -42,14 +42,12 @@ def agreement(exact: Moments, other: Moments) -> Agreement:
 
 def gathered(batches: Sequence[Moments]) -> Moments:
     """The moments of several batches as those of one, with each sample's covariance formed."""
-    mean = torch.cat([moments.mean for moments in batches])
-    matrix = torch.cat([moments.covariance_matrix for moments in batches])
-    return Moments(mean, Full(matrix, matrix.new_zeros(1, 1)))
+    means = torch.cat([moments.mean for moments in batches])
+    return Moments(means, Full(torch.cat([moments.covariance_matrix for moments in batches])))
 
 
 def _relative(value: Tensor, exact: Tensor) -> float:
     difference = (value - exact).detach().double().flatten(1).norm(dim=1)
     size = exact.detach().double().flatten(1).norm(dim=1)
     # Nothing where nothing should be is no error.
-    relative = torch.where(difference > 0, difference / size, 0.0)
-    return relative.mean().item()
+    return torch.where(difference > 0, difference / size, 0.0).mean().item()

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from statistics import NormalDist
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-
-from covary.uncertainty.registry import Metric
 
 Floats = NDArray[np.float64]
 # Probabilities of float32 may exceed 1 by its round-off.
@@ -23,13 +23,44 @@ _ROUND_OFF = 1e-5
 _CORRELATION_ROUND_OFF = 1e-6
 
 
-def separability(higher: ArrayLike, lower: ArrayLike) -> float:
-    """How far two groups of numbers are apart, over their spread.
+@dataclass(frozen=True)
+class Metric:
+    """One number per data set: how good predictions or scores are.
 
-    ``(mean_1 - mean_2) / sqrt(var_1 + var_2)``, the paper's measure; positive where the group that
-    is expected to be higher is. Infinite numbers are left out; NaN for groups without spread.
+    Attributes:
+        name: in results, ``brier``.
+        title: for a reader.
+        best: ``"higher"``, ``"lower"``, the value that it should have (``"90%"``), or ``""``.
+        needs: ``"probabilities"`` (n, classes) and labels (n,), ``"moments"`` (means, covariances
+            and targets), or ``"scores"`` of samples of two groups.
+        of: computes it, from what it needs; None where that takes more, such as a score.
+        meaning: what it is, in a sentence or two.
+        short: for a column of a narrow table; by default the title.
+        is_share: whether it is shown as a percentage.
     """
-    first, second = _finite(higher, "separability"), _finite(lower, "separability")
+
+    name: str
+    title: str
+    best: str = ""
+    needs: Literal["probabilities", "moments", "scores"] = "scores"
+    of: Callable[..., float] | None = None
+    _: KW_ONLY
+    meaning: str
+    short: str = ""
+    is_share: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "short", self.short or self.title)
+
+
+def separability(higher: ArrayLike, lower: ArrayLike) -> float:
+    """``(mean_1 - mean_2) / sqrt(var_1 + var_2)`` of two groups of numbers, as in the paper.
+
+    Positive where the group that is expected to be higher is. Infinite numbers, such as entropies
+    without any variance, are left out. NaN for groups without spread.
+    """
+    groups = _per_sample("separability", higher, lower)
+    first, second = (group[np.isfinite(group)] for group in groups)
     if first.size == 0 or second.size == 0:
         return math.nan
     spread = math.sqrt(first.var() + second.var())
@@ -42,10 +73,9 @@ def auroc(positive: ArrayLike, negative: ArrayLike) -> float:
     The area under the ROC curve: 1 is perfect, 0.5 is chance, and what constant scores have. NaN
     if either group is empty.
     """
-    first, second = _scores(positive, "auroc"), _scores(negative, "auroc")
+    first, second = _per_sample("auroc", positive, negative)
     if first.size == 0 or second.size == 0:
         return math.nan
-    # Exact, where that of torchmetrics is rounded to float32, and ten times as fast.
     ordered = np.sort(second)
     below = np.searchsorted(ordered, first, side="left")
     not_above = np.searchsorted(ordered, first, side="right")
@@ -57,24 +87,13 @@ def aupr(positive: ArrayLike, negative: ArrayLike) -> float:
 
     Precision among all that score at least as high, averaged over the positives: 1 is perfect, the
     fraction of positives is chance, and what constant scores have. NaN if either group is empty.
-    Needs torchmetrics.
     """
-    first, second = _scores(positive, "aupr"), _scores(negative, "aupr")
+    first, second = _per_sample("aupr", positive, negative)
     if first.size == 0 or second.size == 0:
         return math.nan
-    try:
-        from torchmetrics.functional.classification import binary_average_precision
-    except ImportError as error:
-        raise ImportError(
-            "aupr needs torchmetrics, which is not installed: pip install 'covary[metrics]'."
-        ) from error
-    # Scores outside [0, 1] are squashed there by a sigmoid, which ties the large ones, and infinite
-    # ones are never equal; ranks are safe from both.
-    scores = np.concatenate([first, second])
-    distinct, rank = np.unique(scores, return_inverse=True)
-    is_positive = torch.arange(scores.size) < first.size
-    ranks = torch.from_numpy(rank.reshape(-1) / max(1, distinct.size - 1))
-    return float(binary_average_precision(ranks, is_positive.long()))
+    found = first.size - np.searchsorted(np.sort(first), first, side="left")
+    called = second.size - np.searchsorted(np.sort(second), first, side="left")
+    return float((found / (found + called)).mean())
 
 
 def fpr95(positive: ArrayLike, negative: ArrayLike) -> float:
@@ -83,7 +102,7 @@ def fpr95(positive: ArrayLike, negative: ArrayLike) -> float:
     At the highest threshold that finds so many: 0 is perfect, 0.95 is chance, and constant scores
     have 1. NaN if either group is empty.
     """
-    first, second = _scores(positive, "fpr95"), _scores(negative, "fpr95")
+    first, second = _per_sample("fpr95", positive, negative)
     if first.size == 0 or second.size == 0:
         return math.nan
     # In whole numbers: 0.95 n need not be one where it should.
@@ -106,19 +125,17 @@ def risk_coverage(score: ArrayLike, loss: ArrayLike) -> RiskCoverage:
     ``loss`` is 1 for a wrong and 0 for a right prediction, or a squared error. Samples of equal
     score are answered together or not at all, so each has the risk of its whole group.
     """
-    scores, losses = _scores(score, "risk_coverage"), _scores(loss, "risk_coverage")
-    _same_shape("risk_coverage", score=scores, loss=losses)
-    n = scores.size
+    scores, losses = _per_sample("risk_coverage", *_alike("risk_coverage", score=score, loss=loss))
     order = np.argsort(scores, kind="stable")
     threshold = scores[order]
     # The last of each group of equal scores stands for all of it.
     last = np.searchsorted(threshold, threshold, side="right")
-    answered = np.cumsum(losses[order])
-    return RiskCoverage(threshold, np.arange(1, n + 1) / max(1, n), answered[last - 1] / last)
+    risk = np.cumsum(losses[order])[last - 1] / last
+    return RiskCoverage(threshold, np.arange(1, scores.size + 1) / max(1, scores.size), risk)
 
 
 def aurc(score: ArrayLike, loss: ArrayLike) -> float:
-    """Area under the risk-coverage curve; lower is better. NaN of no samples."""
+    """Area under the risk-coverage curve; lower is better."""
     return _mean(risk_coverage(score, loss).risk)
 
 
@@ -141,11 +158,7 @@ def calibration_bins(confidence: ArrayLike, right: ArrayLike, *, bins: int = 15)
 
 
 def ece(confidence: ArrayLike, right: ArrayLike, *, bins: int = 15) -> float:
-    """Expected calibration error: |accuracy - confidence| averaged over samples, by bins.
-
-    In bins of equal width; NaN of no samples.
-    """
-    # torchmetrics has a bin more, of confidences of exactly 1, which saturated networks give.
+    """Expected calibration error: |accuracy - confidence| averaged over bins of equal width."""
     return _gap(*calibration_bins(confidence, right, bins=bins)[1:])
 
 
@@ -156,11 +169,14 @@ def adaptive_ece(confidence: ArrayLike, right: ArrayLike, *, bins: int = 15) -> 
     return _gap(*_binned(confident, correct, place, bins))
 
 
-def nll(probabilities: ArrayLike, labels: ArrayLike) -> float:
-    """Average negative log-probability of the true class, (n, classes) and (n,), in nats.
+def accuracy(probabilities: ArrayLike, labels: ArrayLike) -> float:
+    """Fraction of the samples whose most probable class, of (n, classes), is the true one, (n,)."""
+    chances, classes = _predicted(probabilities, labels, "accuracy")
+    return _mean(chances.argmax(1) == classes)
 
-    NaN of no samples.
-    """
+
+def nll(probabilities: ArrayLike, labels: ArrayLike) -> float:
+    """Average negative log-probability of the true class, (n, classes) and (n,), in nats."""
     chances, classes = _predicted(probabilities, labels, "nll")
     chosen = chances[np.arange(len(chances)), classes]
     # A probability that underflowed to 0 costs much, not infinitely much.
@@ -168,10 +184,7 @@ def nll(probabilities: ArrayLike, labels: ArrayLike) -> float:
 
 
 def brier(probabilities: ArrayLike, labels: ArrayLike) -> float:
-    """Average squared distance of the probabilities (n, classes) from the one-hot truth (n,).
-
-    NaN of no samples.
-    """
+    """Average squared distance of the probabilities (n, classes) from the one-hot truth (n,)."""
     chances, classes = _predicted(probabilities, labels, "brier")
     gap = chances.copy()
     gap[np.arange(len(gap)), classes] -= 1
@@ -180,8 +193,7 @@ def brier(probabilities: ArrayLike, labels: ArrayLike) -> float:
 
 def mse(mean: ArrayLike, target: ArrayLike) -> float:
     """Average squared error, of arrays of one shape, over all numbers; NaN of none."""
-    predicted, true = _numbers(mean, "mse"), _numbers(target, "mse")
-    _same_shape("mse", mean=predicted, target=true)
+    predicted, true = _alike("mse", mean=mean, target=target)
     return _mean((predicted - true) ** 2)
 
 
@@ -196,14 +208,11 @@ def crps_gaussian(mean: ArrayLike, stddev: ArrayLike, target: ArrayLike) -> floa
     ``s (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi))`` with ``z = (target - mean) / s``: in the
     scale of the target, lower is better, and the absolute error where ``s`` is 0. NaN of none.
     """
-    centre, true = _numbers(mean, "crps_gaussian"), _numbers(target, "crps_gaussian")
-    spread = _deviations(stddev, "crps_gaussian")
-    _same_shape("crps_gaussian", mean=centre, stddev=spread, target=true)
+    centre, spread, true = _alike("crps_gaussian", mean=mean, stddev=stddev, target=target)
     gap = true - centre
+    certain = np.copysign(np.full_like(gap, np.inf), gap)
     with np.errstate(over="ignore"):
-        z = np.divide(
-            gap, spread, out=np.copysign(np.full_like(gap, np.inf), gap), where=spread > 0
-        )
+        z = np.divide(gap, spread, out=certain, where=spread > 0)
         density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
     # 2 Phi(z) - 1, without the cancellation near 0
     within = torch.special.erf(torch.from_numpy(z / math.sqrt(2))).numpy()
@@ -212,25 +221,19 @@ def crps_gaussian(mean: ArrayLike, stddev: ArrayLike, target: ArrayLike) -> floa
 
 def interval_coverage(error: ArrayLike, stddev: ArrayLike, level: float) -> float:
     """Fraction of errors within the central Gaussian interval of this probability; NaN of none."""
-    errors, spread = _numbers(error, "interval_coverage"), _deviations(stddev, "interval_coverage")
-    _same_shape("interval_coverage", error=errors, stddev=spread)
+    errors, spread = _alike("interval_coverage", error=error, stddev=stddev)
     return _mean(np.abs(errors) <= normal_quantile(level) * spread)
 
 
 def interval_width(stddev: ArrayLike, level: float) -> float:
-    """Average width, end to end, of the central Gaussian interval of this probability.
-
-    On the scale of the target; NaN of none.
-    """
-    return 2 * normal_quantile(level) * _mean(_deviations(stddev, "interval_width"))
+    """Average width, end to end, of the central Gaussian interval of this probability."""
+    (spread,) = _alike("interval_width", stddev=stddev)
+    return 2 * normal_quantile(level) * _mean(spread)
 
 
 def normal_quantile(level: float) -> float:
     """How many standard deviations to either side contain a fraction ``level`` of a Gaussian."""
-    if not 0 < level < 1:
-        raise ValueError(f"An interval needs a level between 0 and 1, got {level}.")
-    from statistics import NormalDist
-
+    _need(0 < level < 1, f"An interval needs a level between 0 and 1, got {level}.")
     return NormalDist().inv_cdf(0.5 + level / 2)
 
 
@@ -244,13 +247,13 @@ def gaussian_log_likelihood(
     up to ``rtol`` count as zero (by default the round-off of float64).
     """
     name = "gaussian_log_likelihood"
-    centre, matrix, true = _numbers(mean, name), _numbers(cov, name), _numbers(target, name)
-    _same_shape(name, mean=centre, target=true)
-    if centre.ndim != 2 or matrix.shape != (*centre.shape, centre.shape[1]):
-        raise ValueError(
-            f"{name} needs means (n, t) and covariances (n, t, t), got {centre.shape} and "
-            f"{matrix.shape}. A single target has t = 1."
-        )
+    (matrix,) = _numbers(name, cov)
+    centre, true = _alike(name, mean=mean, target=target)
+    _need(
+        centre.ndim == 2 and matrix.shape == (*centre.shape, centre.shape[1]),
+        f"{name} needs means (n, t) and covariances (n, t, t), with t = 1 for a single target, got "
+        f"{centre.shape} and {matrix.shape}.",
+    )
     variance = np.einsum("nii->ni", matrix)
     some = (variance > 0).all(-1)
     # As correlations, so that what counts as rank does not depend on the targets' units.
@@ -272,10 +275,8 @@ def standardised_log_likelihood(log_likelihood: ArrayLike, scale: ArrayLike) -> 
     ``log p + sum_t log scale_t``. With the targets' standard deviations of the training set, it can
     be compared between data sets, and does not change with the targets' units.
     """
-    name = "standardised_log_likelihood"
-    own, scales = _numbers(log_likelihood, name), _numbers(scale, name)
-    if not (scales > 0).all():
-        raise ValueError(f"{name} needs scales above 0, got {scales.min()}.")
+    own, scales = _numbers("standardised_log_likelihood", log_likelihood, scale)
+    _need((scales > 0).all(), f"standardised_log_likelihood needs scales above 0, got {scales}.")
     return own + float(np.log(scales).sum())
 
 
@@ -284,27 +285,18 @@ def rank_correlation(first: ArrayLike, second: ArrayLike) -> float:
 
     NaN where either is constant, or there are no samples.
     """
-    one, other = _scores(first, "rank_correlation"), _scores(second, "rank_correlation")
-    _same_shape("rank_correlation", first=one, second=other)
+    name = "rank_correlation"
+    one, other = _per_sample(name, *_alike(name, first=first, second=second))
     if one.size == 0:
         return math.nan
-    a, b = _ranks(one), _ranks(other)
-    a, b = a - a.mean(), b - b.mean()
+    a, b = (ranks - ranks.mean() for ranks in (_ranks(one), _ranks(other)))
     scale = math.sqrt(float((a**2).sum() * (b**2).sum()))
     return float((a * b).sum()) / scale if scale > 0 else math.nan
 
 
-def accuracy(probabilities: ArrayLike, labels: ArrayLike) -> float:
-    """Fraction of the samples whose most probable class, of (n, classes), is the true one, (n,)."""
-    chances, classes = _predicted(probabilities, labels, "accuracy")
-    return _mean(chances.argmax(1) == classes)
-
-
 def of_probabilities(probabilities: ArrayLike, labels: ArrayLike) -> dict[str, float]:
     """Every metric of probabilities (n, classes) and labels (n,), by name."""
-    chances, given = np.asarray(probabilities), np.asarray(labels)
-    found = (metric for metric in METRICS.values() if metric.needs == "probabilities")
-    return {metric.name: metric.of(chances, given) for metric in found if metric.of}
+    return _every("probabilities", np.asarray(probabilities), np.asarray(labels))
 
 
 def of_moments(mean: ArrayLike, covariance: ArrayLike, target: ArrayLike) -> dict[str, float]:
@@ -313,9 +305,12 @@ def of_moments(mean: ArrayLike, covariance: ArrayLike, target: ArrayLike) -> dic
     In the units of the targets.
     """
     matrices = np.asarray(covariance, dtype=np.float64)
-    known = Predicted(np.asarray(mean), matrices, np.asarray(target))
-    found = (metric for metric in METRICS.values() if metric.needs == "moments")
-    return {metric.name: metric.of(known) for metric in found if metric.of}
+    return _every("moments", Predicted(np.asarray(mean), matrices, np.asarray(target)))
+
+
+def _every(needs: str, *known: object) -> dict[str, float]:
+    metrics = (metric for metric in METRICS.values() if metric.needs == needs)
+    return {metric.name: metric.of(*known) for metric in metrics if metric.of}
 
 
 class Predicted(NamedTuple):
@@ -353,15 +348,6 @@ def _spearman(known: Predicted) -> float:
     """Averaged over the targets."""
     pairs = zip(np.abs(known.error).T, known.stddev.T, strict=True)
     return _mean([rank_correlation(*pair) for pair in pairs])
-
-
-def _coverage(percent: int) -> Metric:
-    return Metric(
-        f"coverage_{percent}", f"Coverage of {percent}% intervals", f"{percent}%", "moments",
-        lambda known: interval_coverage(known.error, known.stddev, percent / 100),
-        meaning=f"How many hold the truth. It should be {percent}%.",
-        short=f"{percent}% coverage", is_share=True,
-    )  # fmt: skip
 
 
 # In the order of tables: name, title, what is best, what it needs, function; and its meaning.
@@ -422,7 +408,11 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in (
            lambda known: crps_gaussian(known.mean, known.stddev, known.target),
            meaning="Continuous ranked probability score: the absolute error of a whole "
                    "distribution, in units of the target. Lower is better."),
-    *(_coverage(percent) for percent in (50, 90, 95)),
+    *(Metric(f"coverage_{percent}", f"Coverage of {percent}% intervals", f"{percent}%", "moments",
+             lambda known, level=percent / 100: interval_coverage(known.error, known.stddev, level),
+             short=f"{percent}% coverage", is_share=True,
+             meaning=f"How many hold the truth. It should be {percent}%.")
+      for percent in (50, 90, 95)),
     Metric("width_90", "Width of 90% intervals", "lower", "moments",
            lambda known: interval_width(known.stddev, 0.9),
            meaning="On average, in units of the target. Narrower is better if the coverage is "
@@ -465,62 +455,58 @@ def _mean(values: ArrayLike) -> float:
     return float(numbers.mean()) if numbers.size else math.nan
 
 
-def _numbers(values: ArrayLike, name: str) -> Floats:
+def _need(holds: bool | np.bool_, sentence: str) -> None:
+    if not holds:
+        raise ValueError(sentence)
+
+
+def _numbers(name: str, *values: ArrayLike) -> list[Floats]:
     """As float64, and an error for NaN: no rank or average can take it in."""
-    numbers = np.asarray(values, dtype=np.float64)
-    missing = np.argwhere(np.isnan(numbers))
-    if len(missing):
-        where = ", ".join(map(str, missing[0]))
-        raise ValueError(
-            f"{name} got NaN for {len(missing)} of {numbers.size} numbers, the first at index "
-            f"{where}. Find out what made them, or leave these samples out."
-        )
-    return numbers
+    arrays = [np.asarray(each, dtype=np.float64) for each in values]
+    for numbers in arrays:
+        missing = np.argwhere(np.isnan(numbers))
+        if len(missing):
+            where = ", ".join(map(str, missing[0]))
+            raise ValueError(
+                f"{name} got NaN for {len(missing)} of {numbers.size} numbers, the first at index "
+                f"{where}. Find out what made them, or leave these samples out."
+            )
+    return arrays
 
 
-def _scores(values: ArrayLike, name: str) -> Floats:
-    numbers = _numbers(values, name)
-    if numbers.ndim != 1:
-        raise ValueError(f"{name} needs one number per sample, (n,), got shape {numbers.shape}.")
-    return numbers
+def _per_sample(name: str, *values: ArrayLike) -> list[Floats]:
+    """The same for arrays of one number per sample."""
+    arrays = _numbers(name, *values)
+    for each in arrays:
+        _need(each.ndim == 1, f"{name} needs one number per sample, (n,), got shape {each.shape}.")
+    return arrays
 
 
-def _finite(values: ArrayLike, name: str) -> Floats:
-    # An output without any variance has entropy -inf, and no average can take that in.
-    numbers = _scores(values, name)
-    return numbers[np.isfinite(numbers)]
+def _alike(name: str, **values: ArrayLike) -> list[Floats]:
+    """The same for arrays of one shape; one called ``stddev`` has no negative numbers."""
+    arrays = dict(zip(values, _numbers(name, *values.values()), strict=True))
+    shapes = ", ".join(f"{key} {array.shape}" for key, array in arrays.items())
+    same = len({array.shape for array in arrays.values()}) == 1
+    _need(same, f"{name} needs arrays of one shape, got {shapes}.")
+    least = arrays["stddev"].min(initial=0.0) if "stddev" in arrays else 0.0
+    _need(least >= 0, f"{name} needs standard deviations >= 0, got {least}.")
+    return list(arrays.values())
 
 
-def _deviations(values: ArrayLike, name: str) -> Floats:
-    numbers = _numbers(values, name)
-    if (numbers < 0).any():
-        raise ValueError(f"{name} needs standard deviations >= 0, got {numbers.min()}.")
-    return numbers
-
-
-def _same_shape(name: str, **arrays: Floats) -> None:
-    if len({array.shape for array in arrays.values()}) > 1:
-        shapes = ", ".join(f"{key} {array.shape}" for key, array in arrays.items())
-        raise ValueError(f"{name} needs arrays of one shape, got {shapes}.")
-
-
-def _probabilities(values: ArrayLike, name: str) -> Floats:
-    numbers = _numbers(values, name)
-    if ((numbers < -_ROUND_OFF) | (numbers > 1 + _ROUND_OFF)).any():
+def _check_probabilities(numbers: Floats, name: str) -> None:
+    if ((numbers < -_ROUND_OFF) | (numbers > 1 + _ROUND_OFF) | np.isnan(numbers)).any():
         raise ValueError(
             f"{name} needs probabilities in [0, 1], got {numbers.min()} to {numbers.max()}. "
             "Logits become probabilities by a softmax."
         )
-    return numbers
 
 
 def _confidences(
     confidence: ArrayLike, right: ArrayLike, bins: int, name: str
 ) -> tuple[Floats, Floats]:
-    if bins < 1:
-        raise ValueError(f"{name} needs at least one bin, got {bins}.")
-    confident, correct = _probabilities(confidence, name), _scores(right, name)
-    _same_shape(name, confidence=confident, right=correct)
+    _need(bins >= 1, f"{name} needs at least one bin, got {bins}.")
+    confident, correct = _per_sample(name, *_alike(name, confidence=confidence, right=right))
+    _check_probabilities(confident, name)
     return confident, correct
 
 
@@ -528,18 +514,19 @@ def _predicted(
     probabilities: ArrayLike, labels: ArrayLike, name: str
 ) -> tuple[Floats, NDArray[np.int64]]:
     """Probabilities (n, classes) and labels (n,) that fit each other."""
-    chances, given = _probabilities(probabilities, name), _scores(labels, name)
+    (chances,), (given,) = _numbers(name, probabilities), _per_sample(name, labels)
+    _check_probabilities(chances, name)
     if len(chances) == len(given) == 0:
         return chances.reshape(0, 1), given.astype(np.int64)
-    if chances.ndim != 2 or len(chances) != len(given):
-        raise ValueError(
-            f"{name} needs probabilities (n, classes) and labels (n,), got {chances.shape} and "
-            f"{given.shape}."
-        )
-    classes = given.astype(np.int64)
-    if (classes != given).any() or classes.min() < 0 or classes.max() >= chances.shape[1]:
-        raise ValueError(
-            f"{name} needs labels 0 ... {chances.shape[1] - 1}, whole numbers, for "
-            f"{chances.shape[1]} classes, got {given.min():g} to {given.max():g}."
-        )
+    _need(
+        chances.ndim == 2 and len(chances) == len(given),
+        f"{name} needs probabilities (n, classes) and labels (n,), got {chances.shape} and "
+        f"{given.shape}.",
+    )
+    classes, last = given.astype(np.int64), chances.shape[1] - 1
+    _need(
+        (classes == given).all() and classes.min() >= 0 and classes.max() <= last,
+        f"{name} needs labels 0 ... {last}, whole numbers, for {last + 1} classes, got "
+        f"{given.min():g} to {given.max():g}.",
+    )
     return chances, classes

@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from covary.moments import Moments
-from covary.uncertainty.registry import Needs, Score
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
+Needs = Literal["covariance", "mean", "mean and covariance", "held-out data"]
 # Pairs of opposite points that stand for a Gaussian, and the numbers worked on at a time.
 _PAIRS = 64
 _NUMBERS = 2**21
@@ -29,39 +28,53 @@ _NUMBERS = 2**21
 _RIVALS = 16
 
 
-# All that need nothing but moments, by name, in the order of tables.
-SCORES: dict[str, Score] = {}
+@dataclass(frozen=True)
+class Score:
+    """One number per sample, higher where the network is less sure.
+
+    Attributes:
+        name: in results, ``max_softmax``.
+        meaning: what it is, as the rest of the sentence "The score is ...".
+        needs: what it looks at. Scores of the covariance alone serve regression too; those that
+            need a mean take outputs for logits of classes.
+        of: moments (B, n) -> (B,); None if it has to be fitted to held-out data first.
+        formula: in LaTeX; docs/uncertainty.md says what its symbols are.
+        title: for a reader; by default the name in words.
+    """
+
+    name: str
+    meaning: str
+    needs: Needs
+    of: Callable[..., Tensor] | None = None
+    formula: str = ""
+    title: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", self.title or self.name.replace("_", " "))
+
+    def __call__(self, moments: Moments) -> Tensor:
+        """(B,) the score of each sample."""
+        if self.of is None:
+            raise TypeError(
+                f"The score {self.name} is fitted to held-out data first: "
+                "covary.uncertainty.fit(net, held_out)."
+            )
+        return self.of(moments)
 
 
-def _score(
-    needs: Needs, meaning: str, formula: str, *, title: str = ""
-) -> Callable[[Function], Function]:
-    """Decorate a score: its name and these words go to ``SCORES``."""
-
-    def decorate(function: Function) -> Function:
-        name = function.__name__
-        SCORES[name] = Score(name, meaning, needs, function, formula=formula, title=title)
-        return function
-
-    return decorate
-
-
-@_score("covariance", "entropy of the covariance", r"$\frac12 \log \det 2 \pi e C$")
 def entropy(moments: Moments) -> Tensor:
-    """(B,) entropy of the covariance, in nats; docs/theory.md, eq. (25). Sees no mean."""
-    return _checked(moments).entropy()
+    """(B,) entropy of the covariance, in nats; docs/theory.md, eq. (25)."""
+    return _flat(moments).entropy()
 
 
-@_score("covariance", "sum of the variances", r"$\sum_i C_{ii}$")
 def trace(moments: Moments) -> Tensor:
-    """(B,) sum of the variances. Sees no mean."""
-    return _checked(moments).variance.sum(-1)
+    """(B,) sum of the variances."""
+    return _flat(moments).variance.sum(-1)
 
 
-@_score("covariance", "variance along the direction that has most", r"$\lambda_1(C)$")
 def largest_eigenvalue(moments: Moments) -> Tensor:
-    """(B,) variance along the direction that has most of it. Sees no mean."""
-    moments = _checked(moments)
+    """(B,) variance along the direction that has most of it."""
+    moments = _flat(moments)
     matrix = moments.cov.dense()
     finite = torch.isfinite(matrix).all(-1).all(-1)
     # A decomposition refuses a whole batch for one NaN in it, and some matrices in float32.
@@ -71,30 +84,18 @@ def largest_eigenvalue(moments: Moments) -> Tensor:
     return largest.expand(moments.mean.shape[:-1])
 
 
-@_score(
-    "mean",
-    "one minus the largest probability, of the mean alone",
-    r"$1 - \max_k p_k$ with $p = \mathrm{softmax}(m)$",
-    title="max-softmax",
-)
 def max_softmax(moments: Moments) -> Tensor:
-    """(B,) one minus the largest softmax probability of the mean. Sees no covariance."""
-    return _doubt(_logits(moments, "max_softmax").softmax(-1))
+    """(B,) one minus the largest softmax probability of the mean."""
+    return doubt(_logits(moments, "max_softmax").softmax(-1))
 
 
-@_score("mean", "entropy of the probabilities, of the mean alone", r"$H(p) = -\sum_k p_k \log p_k$")
 def softmax_entropy(moments: Moments) -> Tensor:
-    """(B,) entropy of the softmax of the mean, in nats. Sees no covariance."""
+    """(B,) entropy of the softmax of the mean, in nats."""
     return _softmax_and_entropy(_logits(moments, "softmax_entropy"), -1)[1]
 
 
-@_score(
-    "mean",
-    "minus the log of the summed exponentials, of the mean alone",
-    r"$-\log \sum_k e^{m_k}$",
-)
 def energy(moments: Moments) -> Tensor:
-    """(B,) minus the log of the summed exponentials of the mean. Sees no covariance."""
+    """(B,) minus the log of the summed exponentials of the mean."""
     return -_logits(moments, "energy").logsumexp(-1)
 
 
@@ -105,15 +106,13 @@ def expected_softmax(
 
     Without samples, a formula: for two classes MacKay's approximation, for more its extension by
     pairs, ``p_k ~ 1 / sum_j exp((m_j - m_k) / sqrt(1 + pi/8 var(x_j - x_k)))``, normalised. It is
-    the softmax of the mean where there is no covariance, and smooth, so that parameters can be
-    fitted through it. For two classes it is off by at most 0.018 (0.005 where their difference has
-    a standard deviation of 1). It is too flat where more of them have much variance: of 10 classes,
-    single probabilities are off by up to 0.05, 0.15 and 0.3 at standard deviations of 0.3, 1 and 3.
+    smooth, so that parameters can be fitted through it, and the softmax of the mean where there is
+    no covariance. For two classes it is off by at most 0.018. It is too flat where more of them
+    have much variance: of 10 classes, single probabilities are off by up to 0.05, 0.15 and 0.3 at
+    standard deviations of 0.3, 1 and 3.
 
-    Args:
-        moments: the logits.
-        samples: draws to average over instead; their error falls with the root of their number.
-        generator: of the draws.
+    ``samples`` are so many draws to average over instead, by ``generator``; here as in the scores
+    below. Their error falls with the root of their number.
     """
     logits = _logits(moments, "expected_softmax")
     draws = _draws("expected_softmax", moments, samples, generator)
@@ -124,81 +123,46 @@ def expected_softmax(
     return torch.softmax(-(gap / flatter).logsumexp(-1), -1)
 
 
-@_score(
-    "mean and covariance",
-    "one minus the largest expected probability",
-    r"$1 - \max_k q_k$ with $q$ = `expected_softmax`",
-)
 def expected_max(
     moments: Moments, *, samples: int | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
     """(B,) one minus the largest probability of ``expected_softmax``."""
     _logits(moments, "expected_max")
-    return _doubt(expected_softmax(moments, samples=samples, generator=generator))
+    return doubt(expected_softmax(moments, samples=samples, generator=generator))
 
 
-@_score(
-    "mean and covariance",
-    "entropy of the expected probabilities",
-    r"$H(\mathrm E[\mathrm{softmax}(x)])$",
-)
 def predictive_entropy(
     moments: Moments, *, samples: int | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
     """(B,) entropy of the averaged softmax, in nats: ``expected_entropy + mutual_information``.
 
-    Averaged as in ``mutual_information``, which is closer than the formula of
-    ``expected_softmax``.
+    Averaged as in ``mutual_information``, which is closer than the formula of ``expected_softmax``.
     """
     return _entropies("predictive_entropy", moments, samples, generator)[0]
 
 
-@_score(
-    "mean and covariance",
-    "expected entropy of the probabilities",
-    r"$\mathrm E[H(\mathrm{softmax}(x))]$",
-)
 def expected_entropy(
     moments: Moments, *, samples: int | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
-    """(B,) average entropy of the softmax, in nats: doubt that knowing the logits would leave.
-
-    Averaged as in ``mutual_information``.
-    """
+    """(B,) average entropy of the softmax, in nats: doubt that knowing the logits would leave."""
     return _entropies("expected_entropy", moments, samples, generator)[1]
 
 
-@_score(
-    "mean and covariance",
-    "predictive less expected entropy: doubt that is due to the covariance",
-    r"the former minus the latter, in $[0, \log n]$",
-)
 def mutual_information(
     moments: Moments, *, samples: int | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
     """(B,) of class and logits, in nats: doubt that knowing the logits would remove.
 
     The entropy of the averaged softmax minus the average entropy; never negative, at most log n.
-
     Without samples, the average is over 128 fixed points (scrambled Sobol points and their
     opposites, along the principal axes of the logits' differences). Of 10 classes, this and both
     entropies are off by 0.001 on average at standard deviations of 0.3, 0.006 at 1 and 0.02 at 3:
     about as much as by 1000 draws.
-
-    Args:
-        moments: the logits.
-        samples: draws to average over instead.
-        generator: of the draws.
     """
     of_average, average = _entropies("mutual_information", moments, samples, generator)
     return (of_average - average).clamp(min=0)
 
 
-@_score(
-    "mean and covariance",
-    "probability that noise changes the predicted class",
-    r"$P(\max_j x_j > x_k)$ for $k = \mathrm{argmax}\, m$",
-)
 def change_probability(
     moments: Moments, *, samples: int | None = None, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -209,34 +173,23 @@ def change_probability(
     (Mendell and Elston's approximation). Exact for two classes; small probabilities keep their
     digits. Of 10 classes it is off by 0.005 on average, and where two directions hold all variance
     by 0.02, and up to 0.07. Beyond the 16 nearest, rivals are taken as independent.
-
-    Args:
-        moments: the logits.
-        samples: draws to count over instead.
-        generator: of the draws.
     """
     logits = _logits(moments, "change_probability")
     first = logits.argmax(-1, keepdim=True)
     draws = _draws("change_probability", moments, samples, generator)
-    if draws is not None:
-        return _average(
-            (some > some.gather(-1, first.expand(len(some), *first.shape))).any(-1).double()
-            for some in draws
-        )
-    with torch.no_grad():
-        return _overtaken(*_leads(moments, logits, first))
+    if draws is None:
+        with torch.no_grad():
+            return _overtaken(*_leads(moments, logits, first))
+    return _average(
+        (some > some.gather(-1, first.expand(len(some), *first.shape))).any(-1).double()
+        for some in draws
+    )
 
 
-@_score(
-    "mean and covariance",
-    "minus the lead of the best class over the second, in its own standard deviations",
-    r"$-(m_1 - m_2) / \sqrt{v_{12}}$ for the two largest means",
-)
 def margin(moments: Moments) -> Tensor:
-    """(B,) minus the lead of the first class over the second, in standard deviations of it.
+    """(B,) ``-(m_1 - m_2) / sd(x_1 - x_2)`` for the two largest means.
 
-    ``-(m_1 - m_2) / sd(x_1 - x_2)`` for the two largest means: 0 where they are the same, -inf
-    where the lead has no variance.
+    0 where they are the same, -inf where the lead has no variance.
     """
     logits = _logits(moments, "margin")
     means, places = logits.topk(2)
@@ -246,37 +199,75 @@ def margin(moments: Moments) -> Tensor:
     return torch.where(lead == 0, 0.0, -lead / var[..., 0].sqrt())
 
 
+# In the order of tables: name, meaning, what it needs, function, formula.
+# fmt: off
+SCORES: dict[str, Score] = {score.name: score for score in (
+    Score("entropy", "entropy of the covariance", "covariance", entropy,
+          r"$\frac12 \log \det 2 \pi e C$"),
+    Score("trace", "sum of the variances", "covariance", trace, r"$\sum_i C_{ii}$"),
+    Score("largest_eigenvalue", "variance along the direction that has most", "covariance",
+          largest_eigenvalue, r"$\lambda_1(C)$"),
+    Score("max_softmax", "one minus the largest probability, of the mean alone", "mean",
+          max_softmax, r"$1 - \max_k p_k$ with $p = \mathrm{softmax}(m)$", "max-softmax"),
+    Score("softmax_entropy", "entropy of the probabilities, of the mean alone", "mean",
+          softmax_entropy, r"$H(p) = -\sum_k p_k \log p_k$"),
+    Score("energy", "minus the log of the summed exponentials, of the mean alone", "mean",
+          energy, r"$-\log \sum_k e^{m_k}$"),
+    Score("expected_max", "one minus the largest expected probability", "mean and covariance",
+          expected_max, r"$1 - \max_k q_k$ with $q$ = `expected_softmax`"),
+    Score("predictive_entropy", "entropy of the expected probabilities", "mean and covariance",
+          predictive_entropy, r"$H(\mathrm E[\mathrm{softmax}(x)])$"),
+    Score("expected_entropy", "expected entropy of the probabilities", "mean and covariance",
+          expected_entropy, r"$\mathrm E[H(\mathrm{softmax}(x))]$"),
+    Score("mutual_information",
+          "predictive less expected entropy: doubt that is due to the covariance",
+          "mean and covariance", mutual_information,
+          r"the former minus the latter, in $[0, \log n]$"),
+    Score("change_probability", "probability that noise changes the predicted class",
+          "mean and covariance", change_probability,
+          r"$P(\max_j x_j > x_k)$ for $k = \mathrm{argmax}\, m$"),
+    Score("margin",
+          "minus the lead of the best class over the second, in its own standard deviations",
+          "mean and covariance", margin,
+          r"$-(m_1 - m_2) / \sqrt{v_{12}}$ for the two largest means"),
+    Score("fitted", "density of all layers' moments, and margin, fitted to held-out data",
+          "held-out data"),
+    Score("fitted_plain", "the same of the plain network of these weights: no covariance",
+          "held-out data"),
+)}
+# fmt: on
+
+
+def about(name: str) -> Score:
+    """The words for the score of this name; one that is not known is its own title."""
+    return SCORES.get(name, Score(name, "", "mean and covariance"))
+
+
+def of_moments(moments: Moments, *, classify: bool) -> dict[str, Tensor]:
+    """Every score of moments (B, n), by name; of no logits, those of the covariance alone."""
+    return {
+        name: score(moments)
+        for name, score in SCORES.items()
+        if score.of is not None and (classify or score.needs == "covariance")
+    }
+
+
 def layer_entropies(layers: Mapping[str, Moments]) -> dict[str, Tensor]:
     """The entropy (B,) of each of these layers, by name."""
     return {name: entropy(moments) for name, moments in layers.items()}
 
 
-COVARIANCE_SCORES = {name: score for name, score in SCORES.items() if score.needs == "covariance"}
-# Those that held-out data are needed for: covary.uncertainty.fit.
-FITTED_SCORES: dict[str, Score] = {
-    score.name: score
-    for score in (
-        Score(
-            "fitted",
-            "density of all layers' moments, and margin, fitted to held-out data",
-            "held-out data",
-        ),
-        Score(
-            "fitted_plain",
-            "the same of the plain network of these weights: no covariance",
-            "held-out data",
-        ),
-    )
-}
+def doubt(probabilities: Tensor) -> Tensor:
+    """(...,) one minus the largest of probabilities (..., n).
+
+    Summed from the other classes: the difference itself is 0 for every confident sample, and would
+    tie samples that differ.
+    """
+    return _without_largest(probabilities).sum(-1)
 
 
-def about(name: str) -> Score:
-    """The words for the score of this name; one that is not known is its own title."""
-    known = SCORES | FITTED_SCORES
-    return known.get(name, Score(name, "", "mean and covariance"))
-
-
-def _checked(moments: Moments) -> Moments:
+def _flat(moments: Moments) -> Moments:
+    """Moments whose units have one dimension."""
     if not isinstance(moments, Moments):
         raise TypeError(
             f"Scores take Moments and got {type(moments).__name__}. Pass what the network gives, "
@@ -287,35 +278,31 @@ def _checked(moments: Moments) -> Moments:
 
 def _logits(moments: Moments, score: str) -> Tensor:
     """The means (..., n) in float64, of at least two classes."""
-    mean = _checked(moments).mean
+    mean = _flat(moments).mean
     if len(moments.event_shape) > 1:
         raise ValueError(
             f"{score} takes outputs for logits, a number for each class, and got Moments of shape "
             f"{tuple(moments.mean.shape)}. Take the classes of one place: out.project(rows)."
         )
     if mean.shape[-1] < 2:
+        others = [name for name, each in SCORES.items() if each.needs == "covariance"]
         raise ValueError(
             f"{score} compares classes and got {mean.shape[-1]} output(s). Scores for any output "
-            f"are {', '.join(COVARIANCE_SCORES)}."
+            f"are {', '.join(others)}."
         )
     return mean.double()
 
 
-def _doubt(probabilities: Tensor) -> Tensor:
-    """One minus the largest of (..., n) probabilities.
-
-    Summed from the other classes, in float64: the difference itself is 0 for every confident
-    sample, and would tie samples that differ.
-    """
-    return _without_largest(probabilities).sum(-1)
+def _without_largest(probabilities: Tensor) -> Tensor:
+    return probabilities.scatter(-1, probabilities.argmax(-1, keepdim=True), 0.0)
 
 
 def _entropy(probabilities: Tensor) -> Tensor:
-    """Of (..., n) probabilities, in nats, with the largest taken as one minus the others."""
+    """(...) entropy of probabilities (..., n) in nats; the largest is one minus the others."""
     others = _without_largest(probabilities)
-    doubt = others.sum(-1)
+    rest = others.sum(-1)
     of_others: Tensor = torch.special.entr(others).sum(-1)
-    return of_others - (1 - doubt) * torch.log1p(-doubt)
+    return of_others - (1 - rest) * torch.log1p(-rest)
 
 
 def _softmax_and_entropy(logits: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -326,10 +313,6 @@ def _softmax_and_entropy(logits: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     rest = weight.sum(dim, keepdim=True)
     nats = torch.log1p(rest) - (weight * below).sum(dim, keepdim=True) / (1 + rest)
     return weight.scatter(dim, place, 1.0) / (1 + rest), nats.squeeze(dim)
-
-
-def _without_largest(probabilities: Tensor) -> Tensor:
-    return probabilities.scatter(-1, probabilities.argmax(-1, keepdim=True), 0.0)
 
 
 def _entropies(
@@ -351,7 +334,7 @@ def _entropies(
 
 
 def _average(values: Iterable[Tensor]) -> Tensor:
-    """Of values (some, ...), over the first dimension of all of them."""
+    """The average over the first dimension of values (some, ...), all of them together."""
     total, count = torch.zeros((), dtype=torch.float64), 0
     with torch.no_grad():
         for some in values:
@@ -419,7 +402,7 @@ def _variance_of_differences(moments: Moments) -> Tensor:
 
 
 def _rows(matrix: Tensor, rows: Tensor, shape: torch.Size) -> Tensor:
-    """Of matrices (1 | B, n, n) the row that ``rows`` (B, 1) names, (B, n)."""
+    """(B, n) the row of each matrix (1 | B, n, n) that ``rows`` (B, 1) names."""
     n = shape[-1]
     return matrix.expand(*shape, n).gather(-2, rows[..., None].expand(*rows.shape, n))[..., 0, :]
 

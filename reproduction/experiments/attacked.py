@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from covary.runs import Run, attack_run
+from covary.runs import AttackConfig, Run, attack_run
 from covary.runs.attack import DEFENDED, TRAINED
 from reproduction.experiment import Measured, Part
 from reproduction.workshop import Workshop
@@ -72,10 +72,12 @@ def measure(part: Part, workshop: Workshop) -> Measured:
 def _attacked(run: Run, settings: Mapping[str, Any], workshop: Workshop) -> dict[str, Any]:
     result = attack_run(
         run,
-        epsilons=settings["epsilons"],
-        attacks=("fgsm",),
-        samples=settings["samples"],
-        covariance="full" if run.config.model.covariance != "diagonal" else "diagonal",
+        AttackConfig(
+            epsilons=settings["epsilons"],
+            attacks=("fgsm",),
+            samples=settings["samples"],
+            covariance="full" if run.config.model.covariance != "diagonal" else "diagonal",
+        ),
         progress=workshop.progress,
     )
     accuracy: dict[str, list[float]] = {}

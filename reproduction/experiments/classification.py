@@ -105,6 +105,11 @@ def of_shared(claims: Sequence[Claim], why: str = "") -> tuple[Claim, ...]:
     )
 
 
+def of_full_and_shared(claims: Sequence[Claim]) -> tuple[Claim, ...]:
+    """Of networks as in the figure, whose label is full, and of those of the one about sharing."""
+    return (*(replace(claim, label="full") for claim in claims), *of_shared(claims))
+
+
 def _four_panels_of_all(accuracy: float, r_squared: str, published: str) -> tuple[Claim, ...]:
     return (
         Claim(
@@ -216,8 +221,6 @@ _CORRELATION_CLAIMS = (
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="mnist-relu",
-        title="Emerging covariance of a ReLU network on MNIST",
-        paper="Fig. 2, classifier_all (MNIST)",
         about="784-392-196-96-48-24-10, Adam 5e-4, batch 128, 50 epochs. Label full: one "
         "covariance per sample in training, as in the figure; shared: one per mini-batch, for more "
         f"seeds. {_NOISE}",
@@ -230,8 +233,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="mnist-heaviside",
-        title="Emerging covariance of a Heaviside network on MNIST",
-        paper="Fig. 12, classifier_all_heav (MNIST)",
         about="As mnist-relu, with Heaviside units.",
         measure=classifiers.measure,
         parts=by_scale(lambda scale: _mnist(scale, "heaviside")),
@@ -251,8 +252,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="mnist-lif",
-        title="Emerging covariance of a network of spiking neurons on MNIST",
-        paper="Fig. 3, classifier_lif_all",
         about="784-392-96-10 leaky integrate-and-fire neurons with batch norm, Adam 5e-4, weight "
         "decay 1e-4, batch 128, 15 epochs; one covariance per mini-batch in training. The noise "
         "of neurons is not the text's 0.2 but sqrt(L) (V_th - V_res) = 4.47, with which they fire "
@@ -264,8 +263,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="cifar10-relu",
-        title="Emerging covariance of a mixed ReLU network on CIFAR-10",
-        paper="Fig. 2, classifier_all (CIFAR-10)",
         about="Ten convolutions of VGG13 as ordinary layers, then moments 64-32-10; crop and flip; "
         f"one covariance per sample in training. {_VGG13}",
         measure=classifiers.measure,
@@ -274,8 +271,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="cifar10-heaviside",
-        title="Emerging covariance of a mixed Heaviside network on CIFAR-10",
-        paper="Fig. 12, classifier_all_heav (CIFAR-10)",
         about=f"As cifar10-relu, with Heaviside units behind the convolutions. {_HEADS} Those of "
         "the results here are of a training before the one that cifar10-relu shows, with the same "
         "settings and seed.",
@@ -289,8 +284,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="shared-mnist",
-        title="One covariance per mini-batch: MNIST",
-        paper="Fig. 10, classifier_all_batch (MNIST)",
         about="The networks of mnist-relu whose label is shared. Heaviside networks trained so, of "
         "which the paper has no figure, are rows of ours in mnist-heaviside.",
         measure=classifiers.measure,
@@ -301,8 +294,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="shared-cifar10",
-        title="One covariance per mini-batch: CIFAR-10",
-        paper="Fig. 10, classifier_all_batch (CIFAR-10)",
         about="As cifar10-relu, with one covariance per mini-batch in training, and convolutions "
         "of its own.",
         measure=classifiers.measure,
@@ -311,8 +302,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="correlation",
-        title="With and without correlations: MNIST",
-        paper="Fig. 6, cov_vs_no_cov_all (MNIST)",
         about="The ReLU networks of mnist-relu beside networks trained and evaluated with all "
         "off-diagonal covariances set to zero. Label full: against networks with one covariance "
         "per sample in training, as in the figure; shared: with one per mini-batch, for more "
@@ -320,15 +309,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "test samples, half of them errors where there are so many, the output by all 10,000.",
         measure=classifiers.measure_correlations,
         parts=by_scale(_correlation),
-        claims=(
-            *(replace(claim, label="full") for claim in _CORRELATION_CLAIMS),
-            *of_shared(_CORRELATION_CLAIMS),
-        ),
+        claims=of_full_and_shared(_CORRELATION_CLAIMS),
     ),
     Experiment(
         name="correlation-cifar10",
-        title="With and without correlations: CIFAR-10",
-        paper="Fig. 6, cov_vs_no_cov_all (CIFAR-10)",
         about="The mixed network of cifar10-relu (one covariance per sample in training) beside "
         "one trained and evaluated with all off-diagonal covariances set to zero, its convolutions "
         "too.",

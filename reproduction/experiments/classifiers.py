@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from covary.models import with_covariance
 from covary.recording import record
 from covary.runs import Run
-from covary.runs.measuring import layer_names, some_of_each
+from covary.runs.predictions import layer_names, some_of_each
 from covary.runs.samples import load_data
 from covary.uncertainty import metrics, scores
 from reproduction.experiment import Measured, Part

@@ -198,8 +198,6 @@ _TITLES = {"heaviside": "Heaviside", "relu": "ReLU"}
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="activations",
-        title="Covariance activations against Monte Carlo",
-        paper="Fig. 7, cov_error",
         about=(
             "Pairs of Gaussian inputs with random means ~ N(0, 1), variances between 0.2 and 2 and "
             "a correlation of 0.01 or 0.2; the paper does not say what its pairs are. The "

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from reproduction.experiment import SEEDS, Claim, Experiment, Part, by_scale, seeds
 from reproduction.experiments import attacked, networks, out_of_distribution
-from reproduction.experiments.classification import MEAN_KNOWS, SHARED_TOO, of_shared
+from reproduction.experiments.classification import MEAN_KNOWS, SHARED_TOO, of_full_and_shared
 
 
 def _letters(scale: str, covariance: str, count: int) -> tuple[Part, ...]:
@@ -124,24 +123,15 @@ def _fgsm(scale: str) -> Sequence[Part]:
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="ood-notmnist",
-        title="Out-of-distribution inputs: digits against letters",
-        paper="Fig. 4, ood_attack a, b",
         about="The ReLU networks of mnist-relu look at notMNIST's letters. AUROC is added to the "
         "paper's separability. MSP is one minus the largest softmax probability, so that each "
         f"indicator is higher where the network is less sure. {_SCHEDULE}",
         measure=out_of_distribution.measure,
         parts=by_scale(_ood),
-        claims=(
-            *(replace(claim, label="full") for claim in _OOD_CLAIMS),
-            *of_shared(_OOD_CLAIMS),
-            *_AUROC_LEADS,
-            *_AUROC,
-        ),
+        claims=(*of_full_and_shared(_OOD_CLAIMS), *_AUROC_LEADS, *_AUROC),
     ),
     Experiment(
         name="fgsm",
-        title="Attacks with the gradient's sign",
-        paper="Fig. 4, ood_attack c, d",
         about="The Heaviside networks of mnist-heaviside that were trained with one covariance per "
         "mini-batch (label shared there) and plain ReLU networks of the same widths (no noise), "
         "attacked by FGSM. Accuracies are of all test digits, entropies of the first 1000; epsilon "
@@ -207,8 +197,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="shared-ood",
-        title="One covariance per mini-batch: out-of-distribution inputs",
-        paper="Fig. 11, ood_attack_batch a",
         about="As ood-notmnist, networks trained with one covariance per mini-batch. Panel b of "
         f"that figure, entropy under attack, is that of fgsm, whose networks were trained so too. "
         f"{_SCHEDULE}",

@@ -10,15 +10,7 @@ import numpy as np
 
 from covary.runs import Verification, verify
 from covary.runs.verify import OU
-from reproduction.experiment import (
-    SEEDS,
-    Claim,
-    Experiment,
-    Measured,
-    Part,
-    by_scale,
-    seeds,
-)
+from reproduction.experiment import SEEDS, Claim, Experiment, Measured, Part, by_scale, seeds
 from reproduction.experiments import networks
 from reproduction.experiments.classification import SHARED_TOO
 from reproduction.workshop import Workshop
@@ -134,32 +126,24 @@ def _claims(why: str = "") -> tuple[Claim, ...]:
     )
 
 
-EXPERIMENTS: tuple[Experiment, ...] = (
-    Experiment(
-        name="network-relu",
-        title="The stochastic network behind a ReLU network",
-        paper="Fig. 8, verification1",
-        about="One test digit for each of the networks of mnist-relu whose label is shared. "
-        + _IN_TIME,
+def _experiment(activation: str, why: str = "") -> Experiment:
+    return Experiment(
+        name=f"network-{activation}",
+        about=f"One test digit for each of the networks of mnist-{activation} whose label is "
+        f"shared. {_IN_TIME}",
         proviso=SHARED_TOO,
         measure=measure,
-        parts=by_scale(lambda scale: _parts(scale, "relu")),
-        claims=_claims(),
+        parts=by_scale(lambda scale: _parts(scale, activation)),
+        claims=_claims(why),
         revision=1,
-    ),
-    Experiment(
-        name="network-heaviside",
-        title="The stochastic network behind a Heaviside network",
-        paper="Fig. 9, verification2",
-        about="One test digit for each of the networks of mnist-heaviside whose label is shared. "
-        + _IN_TIME,
-        proviso=SHARED_TOO,
-        measure=measure,
-        parts=by_scale(lambda scale: _parts(scale, "heaviside")),
-        claims=_claims(
-            "A trained Heaviside network is saturated: many units hardly ever switch, and "
-            "first-order response to their strongly correlated inputs is far off.",
-        ),
-        revision=1,
+    )
+
+
+EXPERIMENTS = (
+    _experiment("relu"),
+    _experiment(
+        "heaviside",
+        "A trained Heaviside network is saturated: many units hardly ever switch, and first-order "
+        "response to their strongly correlated inputs is far off.",
     ),
 )

@@ -284,8 +284,6 @@ _SAME_MEANS = (
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="image-accuracy",
-        title="Accuracy on images, beside other methods",
-        paper="Table 5, acc_ll",
         about=f"{_ABOUT} At scale `quick` there are {_effort('full')}. MNN: with correlations "
         f"between units; dMNN: without them. {_SAME_MEANS} On MNIST networks were trained either "
         "way; elsewhere dMNN is, at scale `quick`, a network of MNN evaluated without "
@@ -307,8 +305,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="image-accuracy-shared",
-        title="Accuracy on images with one covariance per mini-batch",
-        paper="Table 3, acc_ll_batch",
         about=f"{_ABOUT} At scale `quick` there are {_effort('shared')}. One covariance per "
         f"mini-batch in training, one per sample in evaluation. {_SAME_MEANS}",
         measure=measure_shared,

@@ -145,8 +145,6 @@ def _network(schedule: str, *, epochs: int = 20, limit: int = 0) -> dict[str, An
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="mechanism",
-        title="Entropy and the distance to the boundary",
-        paper="Fig. 5, interpert",
         about=(
             "Points of the plane from a standard Gaussian, of class A if both coordinates have one "
             "sign and of class B if not; a ReLU network 2-64-32-16-8-2 with sigma = 0.5 in each "

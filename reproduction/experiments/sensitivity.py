@@ -151,8 +151,6 @@ _TOO_WIDE = (
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="sensitivity",
-        title="Entropy and sensitivity in logistic regression",
-        paper="Fig. 13, sensi_uncertain_all",
         about=(
             "y = sigmoid(w (x + z) + b) with w = (1, 0.5), b = 0 and z ~ N(0, I). The paper takes "
             "the sigmoid to be linear within the noise, so that y is Gaussian with the variance "

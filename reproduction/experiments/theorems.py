@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from reproduction.experiment import SEEDS, Claim, Experiment, Part, by_scale, seeds
@@ -73,6 +74,15 @@ def _third(scale: str) -> tuple[Part, ...]:
     )
 
 
+def _of_labels(
+    says: str, metric: str, most: float, *cases: tuple[str, str, str]
+) -> Iterator[Claim]:
+    """One claim of several cases: the label of each, what it is in words, why it does not hold."""
+    for label, words, why in cases:
+        yield Claim(says=says.format(words=words), metric=metric, label=label, most=most, why=why)
+
+
+_SLOWLY = "It goes down as the rate does, and so far in these steps"
 _NOT_ONE_SCALE = (
     "Behind the first layer variances depend on the input, and the teacher's and the student's do "
     "so in different ways. The proof needs one scale of a unit's weights for all inputs; there is "
@@ -81,8 +91,6 @@ _NOT_ONE_SCALE = (
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="theorem-1",
-        title="SMUC as Riemannian gradient descent",
-        paper="Theorem rgd, Eq. srgd",
         about=(
             f"{_TEACHER}Each step of SMUC, by the layers of covary, is compared with the paper's "
             "two steps in scaled weights, written out apart from them: a step of gradient descent "
@@ -139,42 +147,25 @@ EXPERIMENTS: tuple[Experiment, ...] = (
                 "variance that is left for the weights changes; with a coordinate for that noise "
                 "the manifold stays.",
             ),
-            *(
-                Claim(
-                    says="The gradient vanishes with proper learning rates (its norm, averaged "
-                    f"over the last sixth of the steps, of that at the start; {words}).",
-                    metric="gradient_left",
-                    label=label,
-                    most=0.1,
-                    why=why,
-                )
-                for label, words, why in (
-                    ("one-layer", "one layer, labels without noise", ""),
-                    (
-                        "one-layer-noisy",
-                        "one layer, noisy labels",
-                        "It goes down as the rate does, and so far in these steps.",
-                    ),
-                    (
-                        "layers-one-sample",
-                        "several layers, one noisy sample a step",
-                        "It goes down as the rate does, and so far in these steps: those of one "
-                        "sample are loud.",
-                    ),
-                    (
-                        "layers-batches",
-                        "several layers, noisy labels",
-                        "It goes down as the rate does, and so far in these steps.",
-                    ),
-                )
+            *_of_labels(
+                "The gradient vanishes with proper learning rates (its norm, averaged over the "
+                "last sixth of the steps, of that at the start; {words}).",
+                "gradient_left",
+                0.1,
+                ("one-layer", "one layer, labels without noise", ""),
+                ("one-layer-noisy", "one layer, noisy labels", f"{_SLOWLY}."),
+                (
+                    "layers-one-sample",
+                    "several layers, one noisy sample a step",
+                    f"{_SLOWLY}: those of one sample are loud.",
+                ),
+                ("layers-batches", "several layers, noisy labels", f"{_SLOWLY}."),
             ),
         ),
         revision=1,
     ),
     Experiment(
         name="theorem-2",
-        title="Means and variances that a student learns",
-        paper="Theorem mean_var",
         about=(
             f"{_TEACHER}The student is trained by SMUC on the teacher's output means (Adam, its "
             "rate going down to 0), and all layers are compared on fresh inputs. Errors are "
@@ -270,8 +261,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="theorem-3",
-        title="Covariances in deep networks",
-        paper="Theorem cov, Eq. dev_rate",
         about=(
             f"{_TEACHER}The proof takes the student to have the teacher's means and variances in "
             "every layer, and bounds the deviation of its covariance from one layer to the next by "
@@ -289,25 +278,19 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         measure=deviation.measure,
         parts=by_scale(_third),
         claims=(
-            *(
-                Claim(
-                    says="The deviation grows from a layer to the next by the rate r at most "
-                    f"({words}; largest growth over r).",
-                    metric="ratio_over_rate",
-                    label=label,
-                    most=1.0,
-                    why=why,
-                )
-                for label, words, why in (
-                    ("random", "random networks", ""),
-                    ("balanced", "balanced networks", ""),
-                    (
-                        "counterexample",
-                        "any network: one made to break it",
-                        "The proof uses the inequality of means on a sum that does not stand "
-                        "there; for rows of weights longer than 1 its result is false.",
-                    ),
-                )
+            *_of_labels(
+                "The deviation grows from a layer to the next by the rate r at most ({words}; "
+                "largest growth over r).",
+                "ratio_over_rate",
+                1.0,
+                ("random", "random networks", ""),
+                ("balanced", "balanced networks", ""),
+                (
+                    "counterexample",
+                    "any network: one made to break it",
+                    "The proof uses the inequality of means on a sum that does not stand there; "
+                    "for rows of weights longer than 1 its result is false.",
+                ),
             ),
             Claim(
                 says="By a rate that does without that step of the proof it grows at most (all of "

@@ -343,8 +343,6 @@ def measure_shared(part: Part, workshop: Workshop) -> Measured:
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="uci",
-        title="Regression: log-likelihood on small sets",
-        paper="Tables 1 and 4, regression_main and regression",
         about="Log-likelihood per sample in the units of the target, on the published splits. The "
         "paper's recipe (one hidden layer of 50, no noise in it, Adam, squared error) with the "
         "noise at the input chosen per split on a fifth of the training part that was held out; "
@@ -382,8 +380,6 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="uci-shared",
-        title="Regression with covariances that mini-batches share",
-        paper="Table 2, regression_batch",
         about="The same recipe where all samples of a mini-batch have one covariance in training. "
         "With one hidden layer there is nothing to lose: the covariance before the activation is "
         "the same for every sample, so training is identical step by step. Networks of the first "

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from covary.estimators.standardized import Standardized
+from covary.estimators.data import Standardized
 from covary.models import mlp
 from covary.moments import Moments
 from covary.training import RegressionLoss, TensorBatches, TrainingConfig, fit

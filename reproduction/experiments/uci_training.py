@@ -1,8 +1,9 @@
 """Regression on the published splits of small UCI sets: many small networks, trained at once.
 
-A step of ``covary.replicas`` is general; what is here is one kind of network with its step written
-out, in a third of the time. SMUC makes that short: variances are constants to the gradient, so the
-gradient of a moment network is that of a conventional one with the gain in place of the slope.
+A step of ``covary.training.replicas`` is general; what is here is one kind of network with its
+step written out, in a third of the time. SMUC makes that short: variances are constants to the
+gradient, so the gradient of a moment network is that of a conventional one with the gain in place
+of the slope.
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ from torch import Tensor, nn
 
 from covary import activations, data
 from covary.covariance import Full
-from covary.estimators.folds import Part as Rows
-from covary.estimators.folds import cross_validation, one_part
-from covary.estimators.standardized import Standardized
+from covary.estimators.data import Part as Rows
+from covary.estimators.data import Standardized, cross_validation, one_part
 from covary.models import mlp, noise_of, with_covariance
 from covary.moments import Moments
 from covary.nn import Linear
-from covary.replicas import ReplicaBatches
 from covary.training import TrainingConfig, fit
+from covary.training.replicas import ReplicaBatches
 from covary.uncertainty.fidelity import gathered
 
 # Networks are trained so many at once that a layer of all has this many numbers: with more they

@@ -176,10 +176,10 @@ def activations(record: Record) -> Drawing:
 # The first theorem
 
 _STEPS = {
-    "one-layer": ("one layer", BLUE, "-"),
-    "one-layer-noisy": ("one layer, noisy labels", TEAL, "-"),
-    "layers-one-sample": ("several layers, one input a step", PURPLE, "-"),
-    "layers-batches": ("several layers, mini-batches", ORANGE, "-"),
+    "one-layer": ("one layer", BLUE),
+    "one-layer-noisy": ("one layer, noisy labels", TEAL),
+    "layers-one-sample": ("several layers, one input a step", PURPLE),
+    "layers-batches": ("several layers, mini-batches", ORANGE),
 }
 
 
@@ -187,13 +187,13 @@ _STEPS = {
 def theorem_1(record: Record) -> Drawing:
     """Differences of steps, and the gradient, through training."""
     figure, axes = panels(1, 2, height=3.5)
-    for label, (_, colour, dash) in _STEPS.items():
+    for label, (_, colour) in _STEPS.items():
         for part in _labelled(record, label):
             series = part["series"]
             step = np.array(series["step"]) + 1
-            axes[0].plot(step, series["difference"], dash, color=colour, lw=1.0, alpha=0.8)
+            axes[0].plot(step, series["difference"], color=colour, lw=1.0, alpha=0.8)
             norms = np.array(series["gradient"])
-            axes[1].plot(step, norms / norms[0], dash, color=colour, lw=1.0, alpha=0.8)
+            axes[1].plot(step, norms / norms[0], color=colour, lw=1.0, alpha=0.8)
     for panel, words in zip(
         axes, ("relative difference", "gradient, of that at the start"), strict=True
     ):
@@ -204,17 +204,17 @@ def theorem_1(record: Record) -> Drawing:
     letter(axes[0], "a", "SMUC against the Riemannian form")
     letter(axes[1], "b", "norm of the gradient")
     figure.legend(
-        handles=[swatch(words, colour, dash) for words, colour, dash in _STEPS.values()],
+        handles=[swatch(words, colour) for words, colour in _STEPS.values()],
         loc="outside lower center",
         ncols=2,
     )
     differences = ", ".join(
         f"{words} {_values(_labelled(record, label), 'difference')}"
-        for label, (words, _, _) in _STEPS.items()
+        for label, (words, _) in _STEPS.items()
     )
     left = ", ".join(
         f"{words} {_values(_labelled(record, label), 'gradient_left')}"
-        for label, (words, _, _) in _STEPS.items()
+        for label, (words, _) in _STEPS.items()
     )
     return Drawing(
         name=record["experiment"],

@@ -30,6 +30,11 @@ _FACTORS = {
     "spread": "factor b of the spread of the members",
     "rest": "constant c",
 }
+# The columns: sets, and those with logarithms of their targets.
+_RAW = list(published.SETS)
+_LOGS = [f"{name}, log targets" for name in published.LOG_TARGETS]
+_HEAD = ["", *(_TITLES[name] for name in _RAW)]
+_HEAD += [f"log {_TITLES[name]}" for name in published.LOG_TARGETS]
 _NEGLIGIBLE = 1e-3
 _ABOUT_THE_SAME = 0.02
 _NOT_RUN = "not run"
@@ -46,30 +51,28 @@ _OURS = {
 
 def table(record: Record) -> Table:
     """The paper's two tables, ours by the same recipe, and our calibrated ensembles."""
-    raw = list(published.SETS)
-    logs = [f"{name}, log targets" for name in published.LOG_TARGETS]
     rows = [[f"{row.method}, published", *_published(row)] for row in (*OTHERS, *OWN.values())]
     for key, words in _RECIPE.items():
-        cells = [_measured(record, label, key) for label in (*raw, *logs)]
+        cells = [_measured(record, label, key) for label in (*_RAW, *_LOGS)]
         rows.append([f"{words}, ours", *cells])
-    cells = [_measured(record, closer(label), "best", none=_NONE) for label in (*raw, *logs)]
+    cells = [_measured(record, closer(label), "best", none=_NONE) for label in (*_RAW, *_LOGS)]
     rows.append([f"{_RECIPE['best']} among closer noises, ours (does not count)", *cells])
-    reached = [_reached(record, label) for label in (*raw, *logs)]
+    reached = [_reached(record, label) for label in (*_RAW, *_LOGS)]
     rows.append([f"splits on which {_RECIPE['best']} reaches the paper's best cell", *reached])
     for key, words in _OURS.items():
-        cells = [_measured(record, calibrated(name), key) for name in raw]
-        rows.append([f"{words}, ours", *cells, *[_NONE] * len(logs)])
+        cells = [_measured(record, calibrated(name), key) for name in _RAW]
+        rows.append([f"{words}, ours", *cells, *[_NONE] * len(_LOGS)])
     for key, words in _FACTORS.items():
-        cells = [_factor(record, calibrated(name), key) for name in raw]
-        rows.append([f"calibrated ensemble: {words}", *cells, *[_NONE] * len(logs)])
+        cells = [_factor(record, calibrated(name), key) for name in _RAW]
+        rows.append([f"calibrated ensemble: {words}", *cells, *[_NONE] * len(_LOGS)])
     for words, best in (("moment propagation", BEST_OF_MOMENTS), ("any method", BEST_OF_ALL)):
-        cells = [f"{best[name]:.2f}" for name in raw]
-        rows.append([f"best known, {words}", *cells, *[_NONE] * len(logs)])
+        cells = [f"{best[name]:.2f}" for name in _RAW]
+        rows.append([f"best known, {words}", *cells, *[_NONE] * len(_LOGS)])
     for words, best in (("moments", BEST_OF_MOMENTS), ("of any method", BEST_OF_ALL)):
-        lost = [_distance(record, name, best[name]) for name in raw]
-        rows.append([f"calibrated ensemble above best known {words}", *lost, *[_NONE] * len(logs)])
+        lost = [_distance(record, name, best[name]) for name in _RAW]
+        rows.append([f"calibrated ensemble above best known {words}", *lost, *[_NONE] * len(_LOGS)])
     return Table(
-        ["", *(_TITLES[name] for name in raw), *(f"log {_short(name)}" for name in logs)],
+        _HEAD,
         rows,
         "Log-likelihood per sample (nats), in the units of the target. Published: mean and the "
         "number in brackets as printed, which the paper calls a standard deviation; ours: mean and "
@@ -86,9 +89,7 @@ def table(record: Record) -> Table:
 
 def shared_table(record: Record) -> Table:
     """The table of shared covariances, published and ours, and how far training differs."""
-    raw = list(published.SETS)
-    logs = [f"{name}, log targets" for name in published.LOG_TARGETS]
-    labels = [*raw, *logs]
+    labels = [*_RAW, *_LOGS]
     rows = [[f"{row.method}, published", *_published(row)] for row in SHARED.values()]
     for key, row in SHARED.items():
         cells = [_measured(record, label, key) for label in labels]
@@ -103,7 +104,7 @@ def shared_table(record: Record) -> Table:
             cells = [_NOT_RUN if gap is None else f"{gap:.0e}" if gap else "0" for gap in gaps]
             rows.append([f"{row.method}, weights with {kind} and full covariance", *cells])
     return Table(
-        ["", *(_TITLES[name] for name in raw), *(f"log {_short(name)}" for name in logs)],
+        _HEAD,
         rows,
         "Log-likelihood per sample (nats) where mini-batches share a covariance in training; "
         "brackets and columns as in the table without sharing. Below: the largest difference "
@@ -148,10 +149,6 @@ def _without_covariance(record: Record) -> str:
             f"(within {_ABOUT_THE_SAME}), or more. "
         )
     return said.strip()
-
-
-def _short(label: str) -> str:
-    return _TITLES[label.split(",")[0]]
 
 
 def _published(row: Row) -> list[str]:

@@ -9,25 +9,11 @@ import torch
 from scipy import optimize, stats
 
 import covary
-from covary.estimators.standardized import Standardized
+from covary.estimators.data import Standardized
 from covary.moments import Moments
 from covary.training import RegressionLoss, TensorBatches, TrainingConfig, fit
 from reproduction.experiment import Part
 from reproduction.experiments import uci, uci_measures, uci_training
-from reproduction.experiments.uci_training import (
-    Calibration,
-    Job,
-    Prediction,
-    Split,
-    Stack,
-    calibrate,
-    densities,
-    epochs_of,
-    predicted,
-    rounding,
-    train,
-    with_waves,
-)
 from reproduction.published import uci as published
 from reproduction.workshop import Workshop
 
@@ -61,7 +47,7 @@ def gradients_of(net, x, y):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_step_written_out_is_the_librarys_with_a_shared_covariance(activation, hidden):
     nets, (x, y) = networks(hidden, activation, "shared"), samples()
-    stack = Stack(nets, activation).double()
+    stack = uci_training.Stack(nets, activation).double()
     loss, _ = stack(x.transpose(0, 1), y.transpose(0, 1))
     loss.backward()
     total = sum(RegressionLoss(net)(x[i], y[i])[0] for i, net in enumerate(nets))
@@ -96,14 +82,14 @@ def test_networks_trained_together_are_as_if_alone():
     x = torch.randn(40, 4, dtype=torch.float64, generator=random)
     known = Standardized(x, x[:, :1].sin() + 3)
     config = TrainingConfig(epochs=3, batch_size=16, lr=1e-2, weight_decay=0.0)
-    jobs = [Job(known, (0.1 * index, 0.0), index) for index in (1, 2, 3)]
-    together = train(jobs, [5], "relu", config)
+    jobs = [uci_training.Job(known, (0.1 * index, 0.0), index) for index in (1, 2, 3)]
+    together = uci_training.train(jobs, [5], "relu", config)
     for job, net in zip(jobs, together, strict=True):
         torch.manual_seed(job.seed)
         alone = covary.mlp([4, 5, 1], noise=job.noise)
         fit(RegressionLoss(alone), TensorBatches(known.x, known.y, 16, seed=job.seed), config)
         whole = torch.nn.Sequential(known.standardize, *alone.children(), *known.back).double()
-        found, expected = predicted(net, x), predicted(whole, x)
+        found, expected = uci_training.predicted(net, x), uci_training.predicted(whole, x)
         torch.testing.assert_close(found.mean, expected.mean, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(found.variance, expected.variance, rtol=1e-4, atol=1e-7)
 
@@ -113,7 +99,8 @@ def test_many_jobs_come_back_in_their_order():
     x = torch.randn(16, 4, dtype=torch.float64, generator=random)
     known = Standardized(x, x[:, :1])
     config = TrainingConfig(epochs=1, batch_size=16, lr=0.0, weight_decay=0.0)
-    nets = train([Job(known, (0.1, 0.0), seed) for seed in range(70)], [3], "relu", config)
+    jobs = [uci_training.Job(known, (0.1, 0.0), seed) for seed in range(70)]
+    nets = uci_training.train(jobs, [3], "relu", config)
     for seed in (0, 1, 35, 69):
         torch.manual_seed(seed)
         start = covary.mlp([4, 3, 1])[1].weight.double()
@@ -126,31 +113,33 @@ def test_densities_are_those_of_a_gaussian_in_the_targets_units():
     matrix = var[..., None]
     out = Moments(mean, covary.covariance.Full(matrix, added=matrix.new_zeros(1, 1)))
     expected = stats.norm.logpdf(y[:, 0], mean[:, 0], var[:, 0].sqrt())
-    np.testing.assert_allclose(densities(out, y).numpy(), expected, rtol=1e-12)
+    np.testing.assert_allclose(uci_training.densities(out, y).numpy(), expected, rtol=1e-12)
 
 
 def drawn(size):
     random = np.random.default_rng(0)
     variance, spread = random.gamma(2.0, 1.0, size), random.gamma(1.0, 0.5, size)
     mean = random.normal(size=size)
-    truth = Calibration(0.5, 3.0, 0.2)
+    truth = uci_training.Calibration(0.5, 3.0, 0.2)
     var = truth.own * variance + truth.spread * spread + truth.rest
     y = mean + np.sqrt(var) * random.normal(size=size)
-    out = Prediction(*(torch.from_numpy(each) for each in (mean, variance, spread)))
+    out = uci_training.Prediction(*(torch.from_numpy(each) for each in (mean, variance, spread)))
     return out, torch.from_numpy(y)[:, None], truth
 
 
 def test_calibration_finds_the_numbers_that_the_data_were_made_with():
     out, y, truth = drawn(60_000)
-    np.testing.assert_allclose(calibrate(out, y), truth, rtol=0.1)
+    np.testing.assert_allclose(uci_training.calibrate(out, y), truth, rtol=0.1)
 
 
 def test_calibration_is_the_most_likely_one():
     out, y, _ = drawn(300)
-    found = densities(calibrate(out, y)(out), y).mean().item()
+    found = uci_training.densities(uci_training.calibrate(out, y)(out), y).mean().item()
 
     def loss(logs):
-        return -densities(Calibration(*np.exp(logs))(out), y).mean().item()
+        return (
+            -uci_training.densities(uci_training.Calibration(*np.exp(logs))(out), y).mean().item()
+        )
 
     best = optimize.minimize(loss, np.zeros(3), method="Nelder-Mead", options={"maxiter": 2000})
     assert found == pytest.approx(-best.fun, abs=1e-5)
@@ -158,8 +147,8 @@ def test_calibration_is_the_most_likely_one():
 
 def test_a_single_network_has_no_spread_to_scale():
     out, y, _ = drawn(300)
-    alone = Prediction(out.mean, out.variance, torch.zeros_like(out.mean))
-    found = calibrate(alone, y)
+    alone = uci_training.Prediction(out.mean, out.variance, torch.zeros_like(out.mean))
+    found = uci_training.calibrate(alone, y)
     assert found.spread == 0
     assert math.isfinite(found.own)
 
@@ -167,14 +156,14 @@ def test_a_single_network_has_no_spread_to_scale():
 def test_targets_that_are_hit_exactly_leave_the_variance_of_rounding():
     random = np.random.default_rng(0)
     y = torch.from_numpy(random.integers(3, 9, (400, 1)).astype(float))
-    assert rounding(y) == pytest.approx(1 / 12)
+    assert uci_training.rounding(y) == pytest.approx(1 / 12)
     hit = torch.from_numpy(random.random(400) < 0.5)
     miss = torch.from_numpy(random.normal(size=400))
     mean = torch.where(hit, y[:, 0], y[:, 0] + miss)
     spread = torch.where(hit, 0.0, torch.ones(400, dtype=torch.float64))
-    out = Prediction(mean, torch.full_like(mean, 0.1), spread)
-    assert calibrate(out, y).rest < 1e-6
-    found = calibrate(out, y, least=rounding(y))
+    out = uci_training.Prediction(mean, torch.full_like(mean, 0.1), spread)
+    assert uci_training.calibrate(out, y).rest < 1e-6
+    found = uci_training.calibrate(out, y, least=uci_training.rounding(y))
     assert found.rest + found.own * 0.1 == pytest.approx(1 / 12, rel=1e-3)
 
 
@@ -187,15 +176,15 @@ def test_an_ensemble_has_the_moments_of_a_draw_from_its_members():
         )
         for value in (1.0, 3.0)
     ]
-    found = Prediction.of(members)
+    found = uci_training.Prediction.of(members)
     expected = covary.uncertainty.calibration.combined(members)
     torch.testing.assert_close(found.mean, expected.mean[:, 0])
     torch.testing.assert_close(found.variance + found.spread, expected.variance[:, 0])
 
 
 def test_steps_are_rounded_to_epochs():
-    assert epochs_of(3000, 455, 32) == 200
-    assert epochs_of(1, 10_000, 32) == 1
+    assert uci_training.epochs_of(3000, 455, 32) == 200
+    assert uci_training.epochs_of(1, 10_000, 32) == 1
 
 
 SETTINGS = {
@@ -305,8 +294,8 @@ def test_sharing_the_covariance_changes_nothing_with_one_hidden_layer(small_set,
 
 @pytest.mark.parametrize(("targets", "change"), [("raw", np.array), ("log1p", np.log1p)])
 def test_targets_are_transformed_before_anything_else(small_set, targets, change):
-    raw = Split("small", 0, targets="raw", data_dir=None)
-    found = Split("small", 0, targets=targets, data_dir=None)
+    raw = uci_training.Split("small", 0, targets="raw", data_dir=None)
+    found = uci_training.Split("small", 0, targets=targets, data_dir=None)
     np.testing.assert_allclose(found.y_test.numpy(), change(raw.y_test.numpy()))
     np.testing.assert_allclose(found.y.numpy(), change(raw.y.numpy()))
 
@@ -316,7 +305,7 @@ def test_waves_are_of_inputs_in_units_of_the_training_part():
     training, test = torch.from_numpy(x[:6]), torch.from_numpy(x[6:])
     z = (x[6:] - x[:6].mean(0)) / x[:6].std(0)
     expected = np.hstack([x[6:], np.sin(2 * z), np.cos(2 * z), np.sin(4 * z), np.cos(4 * z)])
-    np.testing.assert_allclose(with_waves(test, training, [2, 4]).numpy(), expected)
+    np.testing.assert_allclose(uci_training.with_waves(test, training, [2, 4]).numpy(), expected)
 
 
 def test_every_published_set_is_measured_by_both_recipes():
