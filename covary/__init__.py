@@ -4,9 +4,9 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from covary import activations, covariance, models, moments, nn, rules
+from covary import activations, covariance, models, moments, nn, rules, sources
 from covary.convert import convert
-from covary.models import mlp, with_covariance, with_noise
+from covary.models import mlp, with_covariance, with_dropout, with_noise
 from covary.moments import Moments
 from covary.recording import record
 from covary.settings import check_values, supervise_covariance
@@ -31,10 +31,12 @@ __all__ = [
     "nn",
     "record",
     "rules",
+    "sources",
     "supervise_covariance",
     "track",
     "verify",
     "with_covariance",
+    "with_dropout",
     "with_noise",
 ]
 

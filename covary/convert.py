@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,11 +19,21 @@ from covary.linalg import is_finite
 from covary.measuring import Measurements, Spread, by_name, described
 from covary.models import evaluating, left_alone, twin_of
 from covary.moments import Moments
-from covary.nn import Lift
+from covary.nn import Dropout, Lift
 from covary.nn.fidelity import TrackingWarning, frames_to_caller
-from covary.passes import Call, DrawPass, MomentPass, Pass
+from covary.nn.layers import Function
+from covary.nn.protocol import Noisy, leaves_of_chain, plain_of
+from covary.passes import Call, DrawPass, MomentPass, Pass, has_errors
 from covary.settings import values_are_checked, without_autocast
-from covary.sources import NoiseOption, NoisePlan
+from covary.sources import (
+    DropoutOption,
+    Noise,
+    NoiseOption,
+    NoisePlan,
+    Plan,
+    Source,
+    SourceOption,
+)
 from covary.varying import (
     CheckedHook,
     ConversionError,
@@ -45,24 +56,34 @@ _EQUAL = 1e-4
 
 def convert(
     model: nn.Module,
-    noise: NoiseOption = 0.05,
+    noise: NoiseOption | None = None,
     *,
+    dropout: DropoutOption = False,
+    sources: SourceOption | None = None,
     start: str | None = None,
     batch_dim: int = 0,
     variances: str = "auto",
 ) -> Converted:
     """The same model with moments: inputs as before, outputs ``covary.Moments``.
 
-    Gaussian noise enters at the input and before every elementwise nonlinearity (but for roots,
+    Inputs may have errors of their own: ``covary.Moments`` in place of any tensor. Gaussian noise
+    enters at the input and before every elementwise nonlinearity (but for roots,
     logarithms, reciprocals and powers, which are not defined for all numbers), and the model
     itself runs on values that carry their mean and where their covariance comes from. Nothing is
     traced or rewritten. Parameters and buffers are shared; the model is not changed.
 
     Args:
-        model: any module in evaluation mode, of float32 or float64 parameters.
-        noise: the standard deviation of the noise, everywhere; or a mapping from ``"input"``, from
-            paths of modules (``""`` is the model) or from types of modules, whose nonlinearities
-            get it. The longest path counts, then the type, then ``""``.
+        model: any module in evaluation mode, of float32 or float64 parameters. A chain of
+            ``covary.nn`` layers will do too: it keeps its own noise, if none is given here, and
+            dropout that is noise (``covary.with_dropout``) is a source.
+        noise: the standard deviation of the noise, everywhere (0.05 if None); or a mapping from
+            ``"input"``, from paths of modules (``""`` is the model) or from types of modules, whose
+            nonlinearities get it. The longest path counts, then the type, then ``""``.
+        dropout: whether the model's dropout layers are sources of noise, as in MC dropout: True
+            for all, or a list of paths of modules. Else they do nothing, as in evaluation.
+        sources: more sources, by the path of the module at whose output they enter, or by
+            ``"input"``: ``covary.sources.Relative(0.01)``, ``Rounding(step)``, ``Noise(sigma)``, or
+            a list of them.
         start: the path of a module: noise enters at its inputs and behind, and all before it runs
             as it is (the paper's mixed network).
         batch_dim: which dimension of the inputs is the batch. Moments have it in front.
@@ -85,9 +106,15 @@ def convert(
         >>> net(torch.ones(2, 4)).covariance_matrix.shape
         torch.Size([2, 3, 3])
     """
+    if any(isinstance(module, Lift) for module in model.modules()):
+        model, own, entering, drops = _from_chain(model)
+        dropout = dropout or drops
+        if noise is None:
+            noise, sources = own, {**entering, **(sources or {})}
+    noise = 0.05 if noise is None else noise
     _check_model(model)
     _check_options(model, start, batch_dim, variances)
-    return Converted(model, noise, start, batch_dim, variances)
+    return Converted(model, Plan(model, noise, sources, dropout), start, batch_dim, variances)
 
 
 class Converted(nn.Module):
@@ -97,6 +124,7 @@ class Converted(nn.Module):
     is treated, and, once tracked, its share of the output's variance.
 
     Attributes:
+        plan: which sources enter, and where.
         calls: the calls of the last forward pass on values that vary, in order.
         sites: what was measured.
     """
@@ -104,13 +132,13 @@ class Converted(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        noise: NoiseOption,
+        plan: Plan,
         start: str | None,
         batch_dim: int,
         variances: str,
     ) -> None:
         super().__init__()
-        self.noise = NoisePlan(noise, model)
+        self.plan = plan
         self.variances = variances
         self.start = start
         self.batch_dim = batch_dim
@@ -124,6 +152,11 @@ class Converted(nn.Module):
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
                 hooks.update({key: CheckedHook(hook, path) for key, hook in hooks.items()})
         self.eval()  # as the model is
+
+    @property
+    def noise(self) -> NoisePlan:
+        """The noise at the input and before nonlinearities."""
+        return self.plan.noise
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Moments in place of each tensor that the model gives for these inputs."""
@@ -166,15 +199,22 @@ class Converted(nn.Module):
         self, known: Mapping[str, Tensor] | None, levels: dict[str, Tensor] | None = None
     ) -> MomentPass:
         propagates = self.sites.propagates
-        return MomentPass(self.noise, known, propagates=propagates, levels=levels, **self._place)
+        return MomentPass(self.plan, known, propagates=propagates, levels=levels, **self._place)
 
     def draw(self, *inputs: Any, generator: torch.Generator, **named: Any) -> Any:
         """One draw of the model with noise, as tensors in place of Moments; no gradients.
 
         The batch is in the dimension that the model gives it; see ``batch_axes``.
         """
+        given: Inputs = (inputs, named)
         with torch.no_grad(), left_alone(self.model):
-            return plain(self._run(DrawPass(self.noise, generator, **self._place), (inputs, named)))
+            positions = None
+            if self.plan.weights:  # which sample an element belongs to, a pass of moments knows
+                look = self._moment_pass(None)
+                self._run(look, given)
+                positions = look.positions
+            run = DrawPass(self.plan, generator, positions=positions, **self._place)
+            return plain(self._run(run, given))
 
     @torch.no_grad()
     def batch_axes(self, inputs: Inputs) -> Any:
@@ -241,7 +281,8 @@ class Converted(nn.Module):
 
     def _measured(self, inputs: Inputs) -> Mapping[str, Tensor]:
         """The variances at all calls that need them, measured now where they are not known."""
-        if self.noise.is_none:
+        with_errors = has_errors(inputs)
+        if self.plan.is_none and not with_errors:
             return {}
         is_training = self.training and torch.is_grad_enabled()
         known = self.sites.known()
@@ -250,19 +291,22 @@ class Converted(nn.Module):
             found = self.measure(few, draws=_STEP_DRAWS, checks=False)
             self.sites.blend(found, _STEP_MOMENTUM)
             return self.sites.known()
-        if self.sites.is_tracked:
+        if self.sites.is_tracked and self.sites.with_errors >= with_errors:
             return known
         batch = batch_of(inputs, self.batch_dim)
         if batch == 1:
             inputs, batch = repeated(inputs, 2, self.batch_dim), 2
         # So many draws that each variance is known to some percent.
         found = self.measure(inputs, draws=1 + max(2, math.ceil(_LEAST_DRAWS / max(1, batch))))
-        self.noise.check_all_used()
+        self.plan.check_all_used()
         if is_training:
             self.sites.replace(found)
         elif found:
+            tracked = (
+                "tracked on inputs without errors" if self.sites.is_tracked else "never tracked"
+            )
             warnings.warn(
-                "This network was never tracked, so the variances at its nonlinearities are "
+                f"This network was {tracked}, so the variances at its nonlinearities are "
                 "measured on this batch alone, at the cost of several passes for each call. "
                 "Measure them once, on some training inputs: covary.track(net, loader).",
                 TrackingWarning,
@@ -296,7 +340,7 @@ class Converted(nn.Module):
             checks: whether to look if the model itself is random, which costs one more pass.
             watch: takes what the model gives in each draw.
         """
-        if self.noise.is_none:
+        if self.plan.is_none and not has_errors(inputs):
             return {}
         generator = torch.Generator(device_of(self.model)).manual_seed(seed)
         with evaluating(self.model), left_alone(self.model):
@@ -310,7 +354,9 @@ class Converted(nn.Module):
                 spreads[name].add(values)
 
             for _ in range(draws if spreads or watch is not None else 0):
-                run = DrawPass(self.noise, generator, observe=observe, **self._place)
+                run = DrawPass(
+                    self.plan, generator, observe=observe, positions=look.positions, **self._place
+                )
                 drawn = plain(self._run(run, inputs))
                 if watch is not None:
                     watch(drawn)
@@ -330,8 +376,7 @@ class Converted(nn.Module):
 
     def _check_inputs(self, inputs: Inputs) -> None:
         given = pytree.tree_leaves(inputs, is_leaf=lambda each: isinstance(each, Moments))
-        if any(isinstance(value, Moments) for value in given):
-            raise TypeError("A converted network takes plain tensors and got Moments.")
+        given = [value.mean if isinstance(value, Moments) else value for value in given]
         if not any(isinstance(value, Tensor) for value in given):
             kinds = ", ".join(dict.fromkeys(type(value).__name__ for value in given)) or "nothing"
             raise TypeError(
@@ -354,24 +399,32 @@ class Converted(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        settings = {f"noise/{path}": sigma for path, sigma in self.noise.sigmas.items()}
+        settings = {f"noise/{path}": sigma for path, sigma in self.plan.noise.sigmas.items()}
+        settings |= {f"source/{name}": value for name, value in self.plan.settings.items()}
         if self.start is not None:
             settings[f"start/{self.start}"] = 1.0
         for name, value in settings.items():
             destination[prefix + name.replace(".", "/")] = torch.tensor(value, dtype=torch.float64)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        settings = f"{prefix}noise/", f"{prefix}start/"
-        noise, start = (by_name(state_dict, each) for each in settings)
+        settings = f"{prefix}noise/", f"{prefix}source/", f"{prefix}start/"
+        noise, sources, start = (by_name(state_dict, each) for each in settings)
         saved = {path: float(sigma) for path, sigma in noise.items()}
-        if saved and saved != self.noise.sigmas:
+        if saved and saved != self.plan.noise.sigmas:
             # What was measured belongs to this noise, as do the error bars that people saw.
-            own, self.noise = self.noise, NoisePlan.of(saved)
+            own, self.plan.noise = self.plan.noise, NoisePlan.of(saved)
             warnings.warn(
-                f"This network had noise={own} and takes noise={self.noise}, which was saved with "
-                "the weights. For other noise, convert the model again and track it.",
+                f"This network had noise={own} and takes noise={self.plan.noise}, which was saved "
+                "with the weights. For other noise, convert the model again and track it.",
                 UserWarning,
                 stacklevel=frames_to_caller(),
+            )
+        mine = {name.replace("/", "."): value for name, value in self.plan.settings.items()}
+        if saved and {name: float(value) for name, value in sources.items()} != mine:
+            raise ValueError(
+                "These measurements are of a network with other sources or dropout "
+                f"({', '.join(sources) or 'none'}) than this one ({', '.join(mine) or 'none'}). "
+                "Convert the model with the same, or track it again."
             )
         place = next(iter(start), None)
         if saved and place != self.start:
@@ -384,8 +437,43 @@ class Converted(nn.Module):
 
     def __repr__(self) -> str:
         start = "" if self.start is None else f", start={self.start!r}"
-        head = f"Converted({type(self.model).__name__}, noise={self.noise}{start})"
+        head = f"Converted({type(self.model).__name__}, noise={self.plan.noise}{start})"
         return described(head, self.calls, self.sites.shares())
+
+
+def _from_chain(
+    net: nn.Module,
+) -> tuple[nn.Module, dict[str | type[nn.Module], float], dict[str, Source], bool]:
+    """The conventional network of a chain, its noise before activations, its other noise.
+
+    And whether dropout is noise. What stands in front of ``Lift`` gets moments as well.
+    """
+    layers: dict[str, nn.Module] = {}
+    noise: dict[str | type[nn.Module], float] = {}
+    entering: dict[str, Source] = {}
+    waiting = 0.0  # the variance of noise since the last layer of weights
+    drops = False
+    for path, layer in leaves_of_chain(net):
+        name = path.replace(".", "_")
+        if isinstance(layer, Lift):
+            if layer.poisson:
+                raise ValueError("convert takes no network of Poisson inputs: use covary.nn alone.")
+            noise["input"] = 0.0 if layers else layer.noise
+            if layers:
+                entering[next(reversed(layers))] = Noise(layer.noise)
+        elif isinstance(layer, Noisy):
+            waiting += layer.noise**2
+        else:
+            drops |= isinstance(layer, Dropout) and layer.as_noise
+            found = plain_of(layer)
+            if found is None:
+                continue
+            layers[name] = found
+            if isinstance(found, Function):
+                noise[name], waiting = math.sqrt(waiting), 0.0
+    if waiting:
+        entering[next(reversed(layers))] = Noise(math.sqrt(waiting))
+    return nn.Sequential(OrderedDict(layers)).eval(), noise, entering, drops
 
 
 def check_has_moments(net: nn.Module, function: str) -> None:

@@ -18,7 +18,9 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 def batch_of(inputs: Any, batch_dim: int) -> int:
     """The number of samples in inputs."""
-    for value in pytree.tree_leaves(inputs):
+    for value in _leaves(inputs):
+        if isinstance(value, Moments):
+            return len(value)
         if isinstance(value, Tensor) and value.dim() > batch_dim:
             return value.shape[batch_dim]
     raise ValueError(
@@ -29,22 +31,44 @@ def batch_of(inputs: Any, batch_dim: int) -> int:
 
 def some(inputs: Any, which: slice, batch_dim: int) -> Any:
     """The same inputs of these samples alone."""
-    return _each(inputs, lambda v: v[(slice(None),) * batch_dim + (which,)], batch_dim)
+    return _each(
+        inputs,
+        lambda value: value[(slice(None),) * batch_dim + (which,)],
+        lambda moments: moments[which],
+        batch_dim,
+    )
 
 
 def repeated(inputs: Any, times: int, batch_dim: int) -> Any:
     """The same inputs with every sample so often, one copy behind the other."""
-    return _each(inputs, lambda value: value.repeat_interleave(times, batch_dim), batch_dim)
+    return _each(
+        inputs,
+        lambda value: value.repeat_interleave(times, batch_dim),
+        lambda moments: moments[torch.arange(len(moments)).repeat_interleave(times)],
+        batch_dim,
+    )
 
 
-def _each(inputs: Any, change: Callable[[Tensor], Tensor], batch_dim: int) -> Any:
-    """The same with every tensor changed that has a batch dimension."""
+def _each(
+    inputs: Any,
+    change: Callable[[Tensor], Tensor],
+    change_moments: Callable[[Moments], Moments],
+    batch_dim: int,
+) -> Any:
+    """The same with all Moments changed, and every tensor that has a batch dimension."""
 
     def one(value: Any) -> Any:
+        if isinstance(value, Moments):
+            return change_moments(value)
         has_batch = isinstance(value, Tensor) and value.dim() > batch_dim
         return change(value) if has_batch else value
 
-    return pytree.tree_map(one, inputs)
+    return pytree.tree_map(one, inputs, is_leaf=lambda value: isinstance(value, Moments))
+
+
+def _leaves(inputs: Any) -> list[Any]:
+    """Tensors and Moments of nested inputs."""
+    return pytree.tree_leaves(inputs, is_leaf=lambda value: isinstance(value, Moments))
 
 
 def leaves(outputs: Any) -> dict[str, Any]:

@@ -263,3 +263,12 @@ def is_finite(x: Tensor) -> bool:
 # getting them again, page by page: a quarter of a sweep's time. The threshold is the largest block
 # freed so far, up to 32 MB; so this frees one.
 torch.empty(31 * 2**20, dtype=torch.uint8, device="cpu")
+
+
+def summed_to(rows: Tensor, shape: Sequence[int]) -> Tensor:
+    """Rows (r, *broadcast) -> (r, *shape): the transpose of broadcasting."""
+    extra = rows.dim() - 1 - len(shape)
+    if extra:
+        rows = rows.sum(tuple(range(1, 1 + extra)))
+    dims = [i + 1 for i, size in enumerate(shape) if size == 1 and rows.shape[i + 1] != 1]
+    return rows.sum(dims, keepdim=True) if dims else rows

@@ -99,6 +99,17 @@ class Measurements(nn.Module):
         return any(name == "tracked" or name.startswith("measured/") for name in self._buffers)
 
     @property
+    def with_errors(self) -> bool:
+        """Whether it was measured on inputs that have errors of their own."""
+        return "with_errors" in self._buffers
+
+    def set_with_errors(self, wanted: bool) -> None:
+        """Remember whether inputs had errors of their own."""
+        self._buffers.pop("with_errors", None)
+        if wanted:
+            self._buffers["with_errors"] = torch.tensor(True)
+
+    @property
     def propagates(self) -> bool:
         """Whether variances are estimated for each sample, or the same for all."""
         return "propagates" in self._buffers
@@ -113,7 +124,7 @@ class Measurements(nn.Module):
         self, measured: Mapping[str, Tensor], shares: Mapping[str, float] | None = None
     ) -> None:
         """Forget what was measured before, and keep this; with the part of each source."""
-        for name in [name for name in self._buffers if name != "propagates"]:
+        for name in [name for name in self._buffers if name not in ("propagates", "with_errors")]:
             del self._buffers[name]
         self._set("measured/", measured)
         self._set("share/", {name: torch.tensor(share) for name, share in (shares or {}).items()})

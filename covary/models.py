@@ -279,6 +279,36 @@ def with_noise(net: Network, noise: float | Sequence[float]) -> Network:
     return twin
 
 
+def with_dropout(net: Network, as_noise: bool = True) -> Network:
+    """The same network whose dropout is noise in evaluation, as in MC dropout but without masks.
+
+    Parameters and buffers are shared. Of a network that tracks its covariance, measure corrections
+    again: ``covary.track(net, inputs)``.
+
+    Args:
+        net: a network with ``covary.nn.Dropout`` layers, such as ``covary.mlp(..., dropout=0.1)``.
+        as_noise: False gives back the network whose dropout does nothing in evaluation.
+
+    Examples:
+        >>> import covary, torch
+        >>> net = covary.mlp([4, 8, 3], noise=0.0, dropout=0.2).eval()
+        >>> bool((net(torch.ones(2, 4)).variance > 0).any())
+        False
+        >>> bool((covary.with_dropout(net)(torch.ones(2, 4)).variance > 0).all())
+        True
+    """
+    _check_not_compiled(net, "with_dropout")
+    twin = twin_of(net)
+    layers = [layer for layer in twin.modules() if isinstance(layer, Dropout)]
+    if not layers:
+        raise ValueError(
+            "with_dropout needs a network with covary.nn.Dropout layers, this has none."
+        )
+    for layer in layers:
+        layer.as_noise = as_noise
+    return twin
+
+
 def noise_of(net: nn.Module) -> list[float]:
     """Sigma of each noisy layer, the input's first."""
     return [layer.noise for layer in noisy_layers(net)]

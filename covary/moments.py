@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex, overload
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from covary import linalg
+from covary.budget import Budget
 from covary.covariance import Covariance, Full, Selection, register_value
 
 _REMEDY = (
@@ -139,6 +140,60 @@ class Moments:
         rows = self._flat_rows(rows)
         projected = (rows @ self.flat_mean[..., None]).squeeze(-1)
         return Moments(projected, Full(self.cov.quadratic(rows)))
+
+    @overload
+    def budget(self, source: None = None, *, rows: Tensor | None = None) -> Budget: ...
+
+    @overload
+    def budget(self, source: str, *, rows: Tensor | None = None) -> Tensor: ...
+
+    def budget(self, source: str | None = None, *, rows: Tensor | None = None) -> Budget | Tensor:
+        """What the variance is made of: a part (B, *event) for each source.
+
+        The parts add up to the variance. For ``rows`` as ``project`` takes them, they are those of
+        the variance of ``rows @ y``, (B, r): of the difference of two outputs, for one.
+
+        ``budget("input")`` is the part of the input, element by element, (B, *event, *input) or
+        (B, r, *input): which measurement should be improved? Of several inputs, the second is
+        ``"input#2"``. Elements whose errors are correlated may have negative parts.
+
+        Examples:
+            >>> import covary, torch
+            >>> _ = torch.manual_seed(0)
+            >>> net = covary.convert(covary.mlp([3, 8, 2], noise=0.1).eval())
+            >>> x = covary.Moments.of(torch.randn(64, 3), std=torch.tensor([0.1, 0.1, 0.3]))
+            >>> _ = covary.track(net, x)
+            >>> list(net(x).budget())
+            ['noise at activation1', 'input']
+            >>> net(x).budget("input").shape
+            torch.Size([64, 2, 3])
+        """
+        flat = None if rows is None else self._flat_rows(rows)
+        parts = self.cov.budget(flat)
+        if not parts:
+            raise ValueError(
+                "Nothing varies here, so there is no budget: this network has no noise, dropout or "
+                "uncertain weights, and its input no errors."
+            )
+        if source is None:
+            shape = self.mean.shape if rows is None else next(iter(parts.values())).shape
+            return Budget({name: part.reshape(shape) for name, part in parts.items()})
+        if source not in parts or not source.startswith("input"):
+            inputs = [name for name in parts if name.startswith("input")]
+            raise ValueError(
+                f"A budget by element is that of an input ({', '.join(inputs) or 'none here'}), "
+                f"got {source!r}."
+            )
+        found = self.cov.elements(source, flat)  # without the share in what nonlinearities add
+        direct = found.flatten(2).sum(-1)
+        rate = torch.where(direct > 0, parts[source] / direct, 0.0)
+        found = found * rate.reshape(*rate.shape, *[1] * (found.dim() - 2))
+        return found if rows is not None else found.reshape(*self.mean.shape, *found.shape[2:])
+
+    def covariance_budget(self, *, rows: Tensor | None = None) -> Budget:
+        """What the covariance is made of: a part (B, n, n), or (B, r, r), for each source."""
+        flat = None if rows is None else self._flat_rows(rows)
+        return Budget(self.cov.budget(flat, matrices=True))
 
     def entropy(self, *, rtol: float | None = None) -> Tensor:
         """(B,) entropy of N(mean, covariance) in nats; docs/theory.md, eq. (25).

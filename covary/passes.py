@@ -20,12 +20,25 @@ from torch.utils import _pytree as pytree
 
 from covary import activations
 from covary.activations import MomentActivation
+from covary.covariance import Covariance, Full
 from covary.covariance.samples import Samples
-from covary.covariance.sweep import Entry, Pull, Tape
+from covary.covariance.sweep import Pull, Swept, Tape
+from covary.covariance.terms import INPUT, CorrelatedTerm, IndependentTerm, Response, Term
+from covary.linalg import summed_to
+from covary.moments import Moments
 from covary.nn.layers import mean_of_constant_variance
-from covary.rules import EXACT, MATCHED, PRODUCT, RULES, Rule, summed_to
+from covary.rules import EXACT, MATCHED, PRODUCT, RULES, Rule
 from covary.settings import covariance_grad, covariance_is_supervised, is_autocast, without_autocast
-from covary.sources import INPUT, NO_NOISE, Noise, NoisePlan
+from covary.sources import (
+    NO_NOISE,
+    Noise,
+    Plan,
+    Positions,
+    Source,
+    UncertainWeights,
+    WeightTerm,
+    kernel_of,
+)
 from covary.varying import (
     ConversionError,
     Located,
@@ -90,18 +103,20 @@ class Call(NamedTuple):
 
 
 class Pass(ABC):
-    """What both kinds of passes share: where they are, how calls are named, where noise enters.
+    """What both kinds of passes share: where they are, how calls are named, where sources enter.
 
     Args:
-        noise: where noise enters, and how much.
+        plan: which sources enter, and where.
         start: the path of the module before which noise enters; None for the inputs.
         batch_dim: the dimension of the inputs that is the batch.
     """
 
     is_drawing = False
 
-    def __init__(self, noise: NoisePlan, *, start: str | None, batch_dim: int) -> None:
-        self.noise = noise
+    def __init__(self, plan: Plan, *, start: str | None, batch_dim: int) -> None:
+        self.plan = plan
+        self.is_still = plan.is_none  # whether nothing varies, errors of the inputs included
+        self._weights = plan.weights_by_identity()
         self.batch_dim = batch_dim
         self._start = start
         self.function: Any = None
@@ -110,8 +125,25 @@ class Pass(ABC):
         self._counts: Counter[str] = Counter()
 
     @abstractmethod
-    def lift(self, value: Tensor, name: str, samples: Samples | None = None) -> Varying:
-        """A plain tensor that noise enters; without ``samples``, it lies as inputs do."""
+    def lift(
+        self,
+        value: Tensor,
+        name: str,
+        samples: Samples | None = None,
+        errors: Covariance | None = None,
+    ) -> Varying:
+        """A plain tensor that noise enters; without ``samples``, it lies as inputs do.
+
+        ``errors`` are those of an input that has a covariance already.
+        """
+
+    @abstractmethod
+    def entered(self, x: Varying, source: Source) -> Varying:
+        """A value with a source in it, at the call or the module that runs."""
+
+    @abstractmethod
+    def with_weights(self, x: Varying, found: Varying, use: WeightUse) -> Varying:
+        """What a layer gives for x, with the variance of its weights."""
 
     @abstractmethod
     def noisy(self, x: Varying) -> Varying:
@@ -125,6 +157,8 @@ class Pass(ABC):
         """Inputs as they go into the model: real tensors vary, whole numbers do not yet."""
 
         def one(value: Any) -> Any:
+            if isinstance(value, Moments):
+                return self.lift(value.mean, INPUT, errors=value.cov)
             if not isinstance(value, Tensor) or isinstance(value, Varying) or not value.dim():
                 return value
             if not value.is_floating_point():
@@ -132,7 +166,9 @@ class Pass(ABC):
             # What comes before may run in half precision, moments never do.
             return self.lift(value if value.dtype == torch.float64 else value.float(), INPUT)
 
-        return pytree.tree_map(one, inputs)
+        if has_errors(inputs):
+            self.is_still = False
+        return pytree.tree_map(one, inputs, is_leaf=lambda each: isinstance(each, Moments))
 
     def enter(self, module: Located, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a module, whose path stands in the names of calls and in messages."""
@@ -141,6 +177,8 @@ class Pass(ABC):
             if module.path == self._start:
                 args, kwargs = self.lifted((tuple(args), dict(kwargs)))
             result = module.forward(*args, **kwargs)
+            if self.plan.sources:
+                result = self._with_sources(result)
             values = [result] if isinstance(result, Varying) else varying_in([result])
             if any(value.is_stale for value in values):
                 raise self.refusal(
@@ -156,6 +194,21 @@ class Pass(ABC):
             raise
         finally:
             self._where.pop()
+
+    def _with_sources(self, result: Any) -> Any:
+        """What a module gives, with the sources that enter at its output."""
+        if not any(value.node >= 0 for value in varying_in([result])):
+            return result
+        for source in self.plan.at(self._path):
+            result = pytree.tree_map(
+                lambda each, source=source: (
+                    self.entered(each, source)
+                    if isinstance(each, Varying) and each.node >= 0
+                    else each
+                ),
+                result,
+            )
+        return result
 
     def call(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -264,7 +317,29 @@ class Pass(ABC):
         if rule.in_place and not self.is_drawing:  # rules make new values
             name = name_of(self.function).rstrip("_")
             self.function = getattr(Tensor, name, self.function)
-        return self.follow(rule, args, kwargs)
+        found = self.follow(rule, args, kwargs)
+        if rule.has_weights and self._weights:
+            use = self._use_of_weights(args, kwargs)
+            return found if use is None else self.with_weights(args[0], found, use)
+        return found
+
+    def _use_of_weights(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> WeightUse | None:
+        """How the layer that is called uses weights that vary; None if they do not."""
+        weight = args[1] if len(args) > 1 else kwargs.get("weight")
+        known = self._weights.get(id(weight))
+        if known is None or not isinstance(args[0], Varying):
+            return None
+        path, weights = known
+        self._counts[f"{path}:weights"] += 1
+        if self._counts[f"{path}:weights"] > 1:
+            raise self.refusal(
+                "Its weights vary, and are used a second time: both uses would have to vary alike.",
+                "Leave them out: covary.posterior.fit(net, data, layers=[...]).",
+            )
+        names = ("bias", "stride", "padding", "dilation", "groups")
+        options = dict(zip(names, args[2:], strict=False)) | dict(kwargs)
+        kernel = None if args[1].dim() == 2 else kernel_of(args[1], options)
+        return WeightUse(f"{path}:weights", weights, kernel)
 
     def _of_constants(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[Varying]
@@ -309,7 +384,11 @@ class Pass(ABC):
 
     def source(self) -> Noise:
         """The noise that enters before the activation that is being called."""
-        return self.noise.at(self._path) if RULES[self.function].has_noise else NO_NOISE
+        return self.plan.noise.at(self._path) if RULES[self.function].has_noise else NO_NOISE
+
+    def drops(self) -> bool:
+        """Whether dropout in the module that runs is a source."""
+        return self.plan.drops(self._path)
 
     @property
     def is_training(self) -> bool:
@@ -324,15 +403,35 @@ class Pass(ABC):
         """Path of the module and function; of one that is made of others, its own name."""
         return _label_of(self._path, self._composed[0] if self._composed else self.function)
 
+    def _label_of_source(self, source: Source) -> str:
+        """The name of a source: that of dropout is the call's, that of others is the module's."""
+        if self.function is not None:
+            return self._label()
+        return f"{self._path}:{type(source).__name__.lower()}"
+
     def _axis(self, value: Tensor) -> int:
         return self.batch_dim if value.dim() > self.batch_dim else 0
+
+
+class WeightUse(NamedTuple):
+    """How a layer uses weights that vary."""
+
+    name: str  # of the parameter, as a call
+    weights: UncertainWeights
+    kernel: tuple[tuple[int, ...], ...] | None  # of a convolution
+
+    def positions(self, samples: Samples, shape: Sequence[int]) -> Positions:
+        """Where it applies them to a value of this shape."""
+        if self.kernel is not None:
+            return Positions(None, shape[0], self.kernel)
+        return Positions.of_linear(samples, shape)
 
 
 class MomentPass(Pass):
     """A pass of means, which writes down how covariances come about.
 
     Args:
-        noise: where noise enters, and how much.
+        plan: which sources enter, and where.
         known: variances measured at each call, by its name; None takes all for 0, to see which
             calls there are.
         propagates: whether variances are estimated for each sample, to scale the measured ones.
@@ -342,23 +441,30 @@ class MomentPass(Pass):
 
     def __init__(
         self,
-        noise: NoisePlan,
+        plan: Plan,
         known: Mapping[str, Tensor] | None,
         *,
         propagates: bool = False,
         levels: dict[str, Tensor] | None = None,
         **place: Any,
     ) -> None:
-        super().__init__(noise, **place)
+        super().__init__(plan, **place)
         self.known = known
         self.propagates = propagates
         self.levels = levels
         self.tape: Tape | None = None
         self.calls: list[Call] = []
         self.axes: dict[str, list[int]] = {}  # of the batch, at calls that need measured numbers
+        self.positions: dict[str, Positions] = {}  # of layers whose weights vary
 
-    def lift(self, value: Tensor, name: str, samples: Samples | None = None) -> Varying:
-        """A plain tensor that noise enters, of the sigma that ``name`` has."""
+    def lift(
+        self,
+        value: Tensor,
+        name: str,
+        samples: Samples | None = None,
+        errors: Covariance | None = None,
+    ) -> Varying:
+        """A plain tensor that the sources of the input enter, or of ``name``."""
         samples = samples or Samples.along(value, self._axis(value))
         if self.tape is None:
             self.tape = Tape(samples.batch, is_supervised=covariance_is_supervised())
@@ -369,12 +475,66 @@ class MomentPass(Pass):
             )
         name = self.named(name) if name == INPUT else name
         value = value.clone()  # what the caller does with his tensor is his own
-        source = self.noise.at_input
-        entry = Entry(name, source.variance(value), samples) if source.sigma else None
-        node = self.tape.add((), lambda _: (), entry)
+        axis = self._axis(value)
+        self.tape.axes[name] = axis
+        var = value.new_zeros([1] * value.dim())
+        term: Term | None = None
+        if errors is not None:
+            term, var = _errors_of_input(name, samples, axis, errors, value)
+        node = self.tape.add((), lambda _: (), term)
+        for source in (self.plan.noise.at_input, *self.plan.at(INPUT)):
+            if source == NO_NOISE:
+                continue
+            term = source.term(name, samples, INPUT, value, var)
+            node = self.tape.add((node,), lambda rows: (rows,), term)
+            var = var + source.variance(value, var)
         self.calls.append(Call(name, "noise enters"))
         lifted = Varying(value, self, node, samples)
-        return lifted.estimate(lambda: source.variance(value)) if self.propagates else lifted
+        return lifted.estimate(lambda: var) if self.propagates else lifted
+
+    def entered(self, x: Varying, source: Source) -> Varying:
+        """The same mean, and the covariance that the source adds."""
+        name = self.named(self._label_of_source(source))
+        self.calls.append(Call(name, f"{source.kind} enters"))
+        var = x.numbers.new_zeros([1] * x.numbers.dim())
+        if source.needs_variance:
+            self.axes[name] = x.samples.axes
+            var = self.variance(name, x)
+        term = source.term(name, x.samples, source.kind, x.numbers, var)
+        value = self.write(MATCHED, x.numbers, [x], lambda rows: (rows,), x.samples, term)
+        mean, spread = x.numbers, x.spread
+        if spread is not None:
+            value.estimate(lambda: spread.value + source.variance(mean, var))
+        return value
+
+    def with_weights(self, x: Varying, found: Varying, use: WeightUse) -> Varying:
+        """The same mean, and the covariance that the weights add."""
+        positions = use.positions(x.samples, x.numbers.shape)
+        self.positions[use.name] = positions
+        with torch.no_grad():
+            inputs = use.weights.inputs(positions.patches(x.numbers.detach()))
+            self.axes[use.name] = [0]
+            measured = self.measured(use.name, inputs, Samples.along(inputs))
+            more = use.weights.spread(measured)
+        term = WeightTerm(
+            use.name, found.samples, weights=use.weights, inputs=inputs, more=more,
+            arrange=positions.arrange,
+        )  # fmt: skip
+        self.calls.append(Call(use.name, "weights vary"))
+        value = self.write(
+            MATCHED, found.numbers, [found], lambda rows: (rows,), found.samples, term
+        )
+        spread, shape = found.spread, found.numbers.shape
+        if spread is not None:
+
+            def spreads() -> Tensor:
+                own = use.weights.spread(inputs.square()) + more
+                if use.weights.left is not None:
+                    own = own @ use.weights.left.square().mT
+                return spread.value + positions.restore(own, shape)
+
+            value.estimate(spreads)
+        return value
 
     def note(self, kind: str) -> None:
         """Remember how this call is treated, for ``print(net)``."""
@@ -391,7 +551,7 @@ class MomentPass(Pass):
         if not isinstance(x, Varying) or varying_in([*rest, *kwargs.values()]):
             raise self.refusal("More than its first argument varies.")
         activation = rule.activation(*rest, **kwargs)
-        if self.noise.is_none:  # the function itself: nothing varies, and nothing is rounded anew
+        if self.is_still:  # the function itself: nothing varies, and nothing is rounded anew
             value = x.numbers.clone() if rule.in_place else x.numbers
             mean = self.function(value, *rest, **kwargs)
             return self.write(MATCHED, mean, [x], lambda _: (None,), x.samples)
@@ -407,7 +567,7 @@ class MomentPass(Pass):
         parents: Sequence[Varying],
         pull: Pull,
         samples: Samples,
-        noise: Entry | None = None,
+        term: Term | None = None,
         *,
         view_of: Varying | None = None,
     ) -> Varying:
@@ -416,7 +576,7 @@ class MomentPass(Pass):
         types = [parent.numbers.dtype for parent in parents]
         if types != [mean.dtype] * len(types):
             pull = _in_types(pull, types)
-        node = self.tape.add([parent.node for parent in parents], pull, noise)
+        node = self.tape.add([parent.node for parent in parents], pull, term)
         self.tape.widest = max(self.tape.widest, mean.numel())
         if kind != MATCHED and kind != PRODUCT:
             self.note(kind)
@@ -436,20 +596,23 @@ class MomentPass(Pass):
             at = mu if covariance_is_supervised() else mu.detach()
             mean, gain, excess = activation.respond(at, var, least=source.sigma**2)
             own = torch.addcmul(excess, gain, gain, value=source.sigma**2)
-            entry = Entry(name, own, x.samples)
+            response = Response((_deviation(var),), source.sigma**2, gain)
+            term = IndependentTerm(name, x.samples, var=own, response=response)
         mean = mean_of_constant_variance(mu, var, mean, gain, activation)
         # A place of its own for what goes into the activation, to which the noise may move.
         assert self.tape is not None
         before = self.tape.add([x.node], lambda rows: (rows,))
-        node = self.tape.add([before], lambda rows: (rows * gain,), entry, gain)
+        node = self.tape.add([before], lambda rows: (rows * gain,), term, gain)
         self.tape.widest = max(self.tape.widest, mean.numel())
         value = Varying(mean, self, node, x.samples)
         samples, spread = x.samples, x.spread
 
         def into_activation() -> tuple[Varying, MomentActivation]:
             assert self.tape is not None
-            self.tape.set_noise(before, Entry(name, source.variance(mu), samples))
-            self.tape.set_noise(node, Entry(name, excess, samples))
+            noise = source.variance(mu, mu)
+            self.tape.set_term(before, IndependentTerm(name, samples, var=noise))
+            rest = Response(response.deviations)
+            self.tape.set_term(node, IndependentTerm(name, samples, var=excess, response=rest))
             noisy = Varying(mu, self, before, samples)
             if spread is not None:
                 noisy.estimate(lambda: spread.value + source.sigma**2)
@@ -460,8 +623,9 @@ class MomentPass(Pass):
 
     def noisy(self, x: Varying) -> Varying:
         """The same mean, and the noise that enters here."""
-        entry = Entry(self._label(), self.source().variance(x.numbers), x.samples)
-        return self.write(EXACT, x.numbers, [x], lambda rows: (rows,), x.samples, entry)
+        var = self.source().variance(x.numbers, x.numbers)
+        term = IndependentTerm(self._label(), x.samples, var=var)
+        return self.write(EXACT, x.numbers, [x], lambda rows: (rows,), x.samples, term)
 
     def product(self, x: Varying, y: Varying, samples: Samples, pull: Pull) -> Varying:
         """x y of two values that vary: the mean takes their covariance, which is measured."""
@@ -476,8 +640,10 @@ class MomentPass(Pass):
         def spread() -> Tensor:
             return (vx * my * my + vy * mx * mx + 2 * c * mx * my + both).clamp(min=0).detach()
 
-        entry = Entry(name, both, samples)
-        value = self.write(PRODUCT, mean + c, [x, y], pull, samples, entry)
+        # Half of what both do together is each one's.
+        response = Response((_deviation(2 * vx), _deviation(2 * vy)))
+        term = IndependentTerm(name, samples, var=both, response=response)
+        value = self.write(PRODUCT, mean + c, [x, y], pull, samples, term)
         return value.estimate(spread) if self.propagates else value
 
     def larger(self, x: Varying, y: Varying, samples: Samples) -> Varying:
@@ -493,7 +659,9 @@ class MomentPass(Pass):
             var = (vx + vy - 2 * c).clamp(min=0)
             mean, gain, excess = _RELU.respond(apart, var)
             rest = 1 - gain
-            entry = Entry(name, excess, samples)
+            apart_by = _deviation(var)
+            response = Response((apart_by, -apart_by))
+            term = IndependentTerm(name, samples, var=excess, response=response)
         moved = mean_of_constant_variance(x.numbers - y.numbers, var, mean, gain, _RELU)
 
         def pull(rows: Tensor) -> list[Tensor]:
@@ -504,7 +672,7 @@ class MomentPass(Pass):
             both = gain * vx * gain + rest * vy * rest + 2 * gain * c * rest
             return (excess + both).clamp(min=0).detach()
 
-        value = self.write(MATCHED, y.numbers + moved, [x, y], pull, samples, entry)
+        value = self.write(MATCHED, y.numbers + moved, [x, y], pull, samples, term)
         return value.estimate(spread)
 
     def _pair(
@@ -568,11 +736,12 @@ class MomentPass(Pass):
 
 
 class DrawPass(Pass):
-    """A pass of draws: the model as it is, with noise added where it enters.
+    """A pass of draws: the model as it is, with sources drawn where they enter.
 
     Args:
-        noise: where noise enters, and how much.
+        plan: which sources enter, and where.
         generator: of the draws.
+        positions: of layers whose weights vary, as a pass of moments of the same inputs found them.
         observe: takes the name of each call that needs measured numbers, and the values there:
             what goes into an activation (before its noise), or both factors of a product.
         place: ``start`` and ``batch_dim`` of ``Pass``.
@@ -582,19 +751,50 @@ class DrawPass(Pass):
 
     def __init__(
         self,
-        noise: NoisePlan,
+        plan: Plan,
         generator: torch.Generator,
         *,
+        positions: Mapping[str, Positions] | None = None,
         observe: Callable[[str, Sequence[Tensor]], None] = lambda name, values: None,
         **place: Any,
     ) -> None:
-        super().__init__(noise, **place)
+        super().__init__(plan, **place)
         self.generator = generator
+        self.positions = positions or {}
         self.observe = observe
 
-    def lift(self, value: Tensor, name: str, samples: Samples | None = None) -> Varying:
+    def lift(
+        self,
+        value: Tensor,
+        name: str,
+        samples: Samples | None = None,
+        errors: Covariance | None = None,
+    ) -> Varying:
         """A draw around a plain tensor."""
-        return self.wrapped(self.noise.at_input.draw(value, self.generator))
+        if errors is not None:
+            axis = self._axis(value)
+            front = value.movedim(axis, 0)
+            white = torch.empty_like(front.flatten(1)).normal_(generator=self.generator)
+            value = (front + errors.color(white).reshape(front.shape)).movedim(0, axis)
+        value = self.plan.noise.at_input.draw(value, self.generator)
+        for source in self.plan.at(INPUT):
+            value = source.draw(value, self.generator)
+        return self.wrapped(value)
+
+    def entered(self, x: Varying, source: Source) -> Varying:
+        """A draw of the value with the source in it."""
+        name = self.named(self._label_of_source(source))
+        if source.needs_variance:
+            self.observe(name, [x.numbers])
+        return self.wrapped(source.draw(x.numbers, self.generator))
+
+    def with_weights(self, x: Varying, found: Varying, use: WeightUse) -> Varying:
+        """What the layer gives with a draw of its weights, another one for each sample."""
+        positions = self.positions[use.name]
+        inputs = use.weights.inputs(positions.patches(x.numbers))
+        self.observe(use.name, [inputs])
+        added = use.weights.draw(inputs, self.generator)
+        return self.wrapped(found.numbers + positions.restore(added, found.numbers.shape))
 
     def follow(self, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The function itself, of draws."""
@@ -638,6 +838,31 @@ class DrawPass(Pass):
     def wrapped(self, value: Tensor) -> Varying:
         """A draw as a value in flight."""
         return Varying(value, self, 0, NO_SAMPLES)
+
+
+def has_errors(inputs: Any) -> bool:
+    """Whether any of these inputs has a covariance of its own."""
+    found = pytree.tree_leaves(inputs, is_leaf=lambda each: isinstance(each, Moments))
+    return any(isinstance(value, Moments) for value in found)
+
+
+def _errors_of_input(
+    name: str, samples: Samples, axis: int, errors: Covariance, value: Tensor
+) -> tuple[Term, Tensor]:
+    """The term of an input's errors, and the variance of each element, (1 | B, ...) at ``axis``."""
+    if isinstance(errors, Swept):  # its tape would be swept again for each row
+        errors = Full(errors.dense())
+    front = value.movedim(axis, 0).shape
+    flat = errors.variance
+    var = flat.reshape(len(flat), *front[1:]).movedim(0, axis)
+    if errors.is_diagonal:
+        return IndependentTerm(name, samples, INPUT, var=var), var
+    return CorrelatedTerm(name, samples, INPUT, cov=errors, axis=axis), var
+
+
+def _deviation(var: Tensor) -> Tensor:
+    """The root of a variance, never 0: what is divided by it is 0 there."""
+    return var.detach().clamp(min=torch.finfo(var.dtype).tiny).sqrt()
 
 
 @lru_cache(maxsize=4096)

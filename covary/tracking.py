@@ -20,6 +20,7 @@ from covary.models import left_alone, with_covariance
 from covary.moments import Moments
 from covary.nn import Lift, Linear
 from covary.nn.fidelity import Fidelity, Row, TrackingWarning, frames_to_caller
+from covary.passes import has_errors
 from covary.progress import Steps, shown
 from covary.uncertainty.fidelity import agreement, gathered
 
@@ -184,8 +185,8 @@ def _moments(out: Any) -> Moments:
 @torch.no_grad()
 def _track_converted(net: Converted, batches: Any, samples: int, steps: Steps) -> Tracking:
     """Measure variances at nonlinearities, and the share of each source in the output's."""
-    if isinstance(batches, Mapping) or (
-        isinstance(batches, tuple) and all(isinstance(each, Tensor) for each in batches)
+    if isinstance(batches, Mapping | Moments) or (
+        isinstance(batches, tuple) and all(isinstance(each, Tensor | Moments) for each in batches)
     ):
         batches = [batches]
     dim = net.batch_dim
@@ -206,9 +207,12 @@ def _track_converted(net: Converted, batches: Any, samples: int, steps: Steps) -
             chunk, draws=_DRAWS, seed=number, checks=number == 0, watch=watch
         )
         average.add(found, counts[number])
-    net.noise.check_all_used()
+    net.plan.check_all_used()
     measured = average.value()
-    ways = {"averaged": [False], "propagated": [True]}.get(net.variances, [False, True])
+    # Errors of inputs differ from sample to sample, and so do the variances that they make.
+    net.sites.set_with_errors(has_errors(chunks))
+    likely = [True] if net.sites.with_errors else [False, True]
+    ways = {"averaged": [False], "propagated": [True]}.get(net.variances, likely)
     was_training = net.training
     net.eval()
     try:

@@ -34,7 +34,7 @@ AROUND = {"reproduction", "benchmarks", "examples", "tests"}
 
 # Lower rooms know nothing of higher ones; rooms of one floor know nothing of each other.
 LIBRARY = [
-    {"settings", "linalg", "files"},
+    {"settings", "linalg", "files", "budget"},
     {"activations"},
     {"covariance"},
     {"moments"},

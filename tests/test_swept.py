@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import covary
 from covary.covariance.samples import Samples
-from covary.covariance.sweep import Entry, Swept, Tape
+from covary.covariance.sweep import Swept, Tape
+from covary.covariance.terms import IndependentTerm
 from covary.testing import CovarianceContract
 from covary.testing.covariances import rand
 from tests.test_covariance import B, N
@@ -23,8 +24,10 @@ def swept(batch: int = B) -> Swept:
     weight, gain = torch.randn(N, 6, dtype=torch.float64), rand(batch, N)
     values, units = rand(batch, 6), rand(batch, N)
     tape = Tape(batch)
-    first = tape.add((), lambda _: (), Entry("input", rand(batch, 6), Samples.along(values)))
-    noise = Entry("gate", rand(batch, N), Samples.along(units))
+    first = tape.add(
+        (), lambda _: (), IndependentTerm("input", Samples.along(values), var=rand(batch, 6))
+    )
+    noise = IndependentTerm("gate", Samples.along(units), var=rand(batch, N))
     at = tape.add((first,), lambda rows: ((rows * gain) @ weight,), noise)
     return Swept(tape, at, units)
 

@@ -130,6 +130,18 @@ class Covariance(ABC):
             return linalg.gated_quadratic(rows, None, None, self.variance)
         return rows @ self.dense() @ rows.mT
 
+    def budget(self, rows: Tensor | None = None, *, matrices: bool = False) -> dict[str, Tensor]:
+        """(B, r) variances of rows (1 | B, r, n), or of all units, by source; or (B, r, r) each."""
+        raise TypeError(
+            f"A {type(self).__name__} covariance does not remember where it comes from. Networks "
+            "that covary.convert made do, and it takes those of covary.nn layers too: "
+            "covary.convert(net)(x).budget()."
+        )
+
+    def elements(self, source: str, rows: Tensor | None = None) -> Tensor:
+        """(B, r, *shape) the part of each element of what a source enters."""
+        raise NotImplementedError
+
     def log_determinant(self, rtol: float) -> tuple[Tensor, Tensor]:
         """(1 | B,) log-determinant and rank within the subspace of full rank."""
         if self.is_diagonal:

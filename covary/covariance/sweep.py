@@ -16,12 +16,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from covary import linalg
 from covary.covariance.base import Covariance, Selection
 from covary.covariance.exact import Full
 from covary.covariance.samples import Samples
+from covary.covariance.terms import IndependentTerm, Term
 
 # Rows (r, *shape) of a value -> rows of each of its parents, or None where nothing comes back.
 Pull = Callable[[Tensor], Sequence[Tensor | None]]
+# What a sweep calls for each term on its way, with the rows there.
+Meet = Callable[[Term, Tensor], Sequence[Tensor] | None]
+# A budget takes so many rows of random signs.
+_RANDOM_ROWS = 8
 # Numbers of the largest tensor in a sweep: 128 MB in single precision, of which a few are alive.
 _NUMBERS_AT_A_TIME = 2**25
 # A covariance matrix that takes more memory than this is not computed unasked.
@@ -34,23 +40,15 @@ CHANGED_WEIGHTS = (
 )
 
 
-class Entry(NamedTuple):
-    """Noise that enters a value, independent of all that happened before."""
-
-    name: str  # of the call that it belongs to, as ``print(net)`` shows it
-    var: Tensor  # of each element, (1 | B, ...) to be broadcast to the value's shape
-    samples: Samples  # which sample each element belongs to
-
-
 class Node(NamedTuple):
-    """A value as a linear function of values before it, plus noise.
+    """A value as a linear function of values before it, plus what a source adds.
 
     Where each element is one of the only parent's times a factor, ``gain`` is that factor.
     """
 
     parents: tuple[int, ...]
     pull: Pull
-    noise: Entry | None
+    term: Term | None
     gain: Tensor | None
 
 
@@ -61,12 +59,14 @@ class Tape:
         batch: the number B of samples.
         is_supervised: whether gradients may flow through the sweep (SMSC).
         widest: the number of elements of the largest value.
+        axes: which dimension of an input is the batch, by the name of the input.
     """
 
     def __init__(self, batch: int, *, is_supervised: bool = False) -> None:
         self.batch = batch
         self.is_supervised = is_supervised
         self.widest = 1
+        self.axes: dict[str, int] = {}
         self._nodes: list[Node] = []
         self._used: dict[int, tuple[Tensor, int]] = {}
 
@@ -74,16 +74,16 @@ class Tape:
         self,
         parents: Sequence[int],
         pull: Pull,
-        noise: Entry | None = None,
+        term: Term | None = None,
         gain: Tensor | None = None,
     ) -> int:
         """Write down a value, and give its index."""
-        self._nodes.append(Node(tuple(parents), pull, noise, gain))
+        self._nodes.append(Node(tuple(parents), pull, term, gain))
         return len(self._nodes) - 1
 
-    def set_noise(self, at: int, noise: Entry) -> None:
-        """Let other noise enter a value."""
-        self._nodes[at] = self._nodes[at]._replace(noise=noise)
+    def set_term(self, at: int, term: Term) -> None:
+        """Let another source add to a value."""
+        self._nodes[at] = self._nodes[at]._replace(term=term)
 
     def branch(self) -> Tape:
         """A tape that goes on from here: what is added to it, this one does not keep alive."""
@@ -96,14 +96,14 @@ class Tape:
         if not tensor.is_inference():
             self._used.setdefault(id(tensor), (tensor, tensor._version))
 
-    def sweep(self, at: int, rows: Tensor, meet: Callable[[Entry, Tensor], None]) -> None:
-        """Call ``meet`` for each entry of noise that value ``at`` depends on, with the rows there.
+    def sweep(self, at: int, rows: Tensor, meet: Meet) -> None:
+        """Call ``meet`` for each term that value ``at`` depends on, with the rows there.
 
         Args:
             at: the index of the value.
             rows: (r, *shape) of the value.
-            meet: takes an entry and rows (r, *shape) of what it enters, which may be overwritten
-                afterwards.
+            meet: takes a term and rows (r, *shape) of what it is added to, which may be overwritten
+                afterwards. What it gives is added to the rows of each parent, if not None.
         """
         if any(tensor._version != version for tensor, version in self._used.values()):
             raise RuntimeError(CHANGED_WEIGHTS)
@@ -114,11 +114,12 @@ class Tape:
             here = waiting.pop(index, None)
             if here is None:
                 continue
-            parents, pull, noise, gain = self._nodes[index]
-            if noise is not None:
-                meet(noise, here)
+            parents, pull, term, gain = self._nodes[index]
+            more = None if term is None else meet(term, here)
             is_own = index in own
             pulled = pull(here) if gain is None or not is_own else [here.mul_(gain)]
+            if more is not None:
+                pulled = [_added(part, extra) for part, extra in zip(pulled, more, strict=True)]
             for parent, part in zip(parents, pulled, strict=True):
                 if part is None:
                     continue
@@ -140,28 +141,98 @@ class Tape:
         """(B, r, r) R C R^T for rows (r, *shape) of value ``at``, of covariance C."""
         total = rows.new_zeros(self.batch, len(rows), len(rows))
 
-        def meet(noise: Entry, here: Tensor) -> None:
-            flat, var = noise.samples.flattened(here, noise.var)
-            if noise.var.numel() == 1:  # one variance for all elements
-                product = (flat @ flat.mT) * noise.var.reshape(())
-            else:
-                product = (flat * var[:, None]) @ flat.mT
-            total.add_(noise.samples.add_up(product))
-
-        self.sweep(at, rows, meet)
+        self.sweep(at, rows, lambda term, here: _nothing(total.add_(term.products(here))))
         return total
 
     def variances(self, at: int, rows: Tensor) -> dict[str, Tensor]:
-        """(B, r) the diagonal of R C R^T, as one summand for each name of noise."""
+        """(B, r) the diagonal of R C R^T, as one summand for each name of a call."""
         found: dict[str, Tensor] = {}
 
-        def meet(noise: Entry, here: Tensor) -> None:
-            flat, var = noise.samples.flattened(here.square(), noise.var)
-            part = noise.samples.add_up((flat @ var.expand(len(flat), -1)[..., None])[..., 0])
-            found[noise.name] = found.get(noise.name, 0.0) + part
+        def meet(term: Term, here: Tensor) -> None:
+            found[term.name] = found.get(term.name, 0.0) + term.variances(here)
 
         self.sweep(at, rows, meet)
         return found
+
+    def elements(self, at: int, rows: Tensor, label: str) -> Tensor | None:
+        """(r, *shape) the part of each element of the value that this source is added to."""
+        found: list[Tensor] = []
+
+        def meet(term: Term, here: Tensor) -> None:
+            if term.label == label:
+                found.append(term.by_element(here))
+
+        self.sweep(at, rows, meet)
+        return torch.stack(found).sum(0) if found else None
+
+    def budget(self, at: int, rows: Tensor, *, matrices: bool = False) -> dict[str, Tensor]:
+        """(B, r) the diagonal of R C R^T, as one summand for each source; or (B, r, r) all of it.
+
+        What nonlinearities add has no source of its own: it is shared out among the sources of the
+        variance that arrives there, in proportion (docs/theory.md, eq. 41). These proportions come
+        from rows of random signs that start at each nonlinearity and are pulled back along with
+        ``rows``: eight of them, or one for each of more rows.
+        """
+        r = len(rows)
+        copies = max(1, _RANDOM_ROWS // r)
+        generator = torch.Generator(rows.device).manual_seed(0)
+        known: dict[str, Tensor] = {}
+        guessed: dict[str, Tensor] = {}
+        excess: list[Tensor] = []
+
+        def spend(term: Term, here: Tensor, own: Tensor | float = 0.0) -> None:
+            part = term.products(here[:r]) if matrices else term.variances(here[:r])
+            random = (term.variances(here[r:]) + own).reshape(self.batch, copies, r).sum(1)
+            known[term.label] = known[term.label] + part if term.label in known else part
+            guessed[term.label] = guessed.get(term.label, 0.0) + random
+
+        def meet(term: Term, here: Tensor) -> list[Tensor] | None:
+            if not isinstance(term, IndependentTerm) or term.response is None:
+                spend(term, here)
+                return None
+            rest, response = term.without_noise(), term.response
+            excess.append(rest.products(here[:r]) if matrices else rest.variances(here[:r]))
+            random = _random_rows(rest.var, here, r, copies, generator)
+            starts = [random / deviation for deviation in response.deviations]
+            if response.noise:
+                source = term.noise_alone()
+                own = source.weighted(starts[0], response.noise)
+                spend(source, here, own)
+            zeros = random.new_zeros(r, *random.shape[1:])
+            return [torch.cat([zeros, start]) for start in starts]
+
+        self.sweep(at, torch.cat([rows, rows.new_zeros(copies * r, *rows.shape[1:])]), meet)
+        if not excess or not known:
+            return known
+        added = torch.stack(excess).sum(0)
+        total = torch.stack(list(guessed.values())).sum(0)
+        if matrices:  # one set of proportions for all elements of the matrix
+            guessed = {label: part.sum(-1)[:, None, None] for label, part in guessed.items()}
+            total = total.sum(-1)[:, None, None]
+        rate = torch.where(total > 0, added / total, 0.0)
+        return {label: part + rate * guessed[label] for label, part in known.items()}
+
+
+def _random_rows(
+    excess: Tensor, here: Tensor, r: int, copies: int, generator: torch.Generator
+) -> Tensor:
+    """(copies r, *shape) random signs times the root of what the excess adds to each row there.
+
+    Random row k of row i takes what is added to row i, and to random row k itself.
+    """
+    weight = excess * here.square()
+    weight = weight[r:] + weight[:r].repeat(copies, *[1] * (here.dim() - 1))
+    signs = torch.randint(0, 2, weight.shape, generator=generator, device=here.device)
+    return weight.sqrt() * (2 * signs - 1).to(weight)
+
+
+def _added(part: Tensor | None, extra: Tensor) -> Tensor:
+    """Rows of a parent with others added, which may be of a shape that broadcasts it."""
+    return extra if part is None else part + linalg.summed_to(extra, part.shape[1:])
+
+
+def _nothing(_: object) -> None:
+    """None, of a call that is made for what it changes."""
 
 
 def _is_own(part: Tensor, here: Tensor, *, is_own: bool) -> bool:
@@ -223,16 +294,42 @@ class Swept(Covariance):
         return Full, (self.dense(),)  # a tape is made of functions, which are not for files
 
     def by_source(self) -> dict[str, Tensor]:
-        """(B, n) variances as one summand for each source of noise."""
+        """(B, n) variances as one summand for each call where noise enters."""
+        found = self._in_blocks(lambda rows: self.tape.variances(self.at, rows))
+        return found or {"": self.mean.new_zeros(self.shape)}
+
+    def budget(self, rows: Tensor | None = None, *, matrices: bool = False) -> dict[str, Tensor]:
+        if rows is not None or matrices:
+            eye = torch.eye(self._units, dtype=self.mean.dtype, device=self.mean.device)
+            shaped = self._shaped_rows(eye[None] if rows is None else rows)
+            found = self.tape.budget(self.at, shaped, matrices=matrices)
+            return {name: self._of_chosen(part) for name, part in found.items()}
+        return self._in_blocks(lambda block: self.tape.budget(self.at, block))
+
+    def elements(self, source: str, rows: Tensor | None = None) -> Tensor:
+        eye = torch.eye(self._units, dtype=self.mean.dtype, device=self.mean.device)
+        shaped = self._shaped_rows(eye[None] if rows is None else rows)
+        found = self.tape.elements(self.at, shaped, source)
+        if found is None:
+            raise KeyError(f"no source {source!r} enters here")
+        return self._of_chosen(found.movedim(self.tape.axes.get(source, 0) + 1, 0))
+
+    def _in_blocks(self, parts_of: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """(B, n) parts of the variances, computed for some units at a time."""
         found: dict[str, list[Tensor]] = {}
         with torch.set_grad_enabled(self._has_gradients):
             for rows in self._blocks():
-                for name, part in self.tape.variances(self.at, rows).items():
+                for name, part in parts_of(rows).items():
                     found.setdefault(name, []).append(part)
-        if not found:
-            return {"": self.mean.new_zeros(self.shape)}
-        every = slice(None) if self.chosen is None else self.chosen
-        return {name: torch.cat(parts, -1)[every] for name, parts in found.items()}
+        return {name: self._of_chosen(torch.cat(parts, -1)) for name, parts in found.items()}
+
+    def _of_chosen(self, value: Tensor) -> Tensor:
+        return value if self.chosen is None else value[self.chosen]
+
+    def _shaped_rows(self, rows: Tensor) -> Tensor:
+        """(1 | B, r, n) of the chosen samples -> (r, B, *event) of all."""
+        every = rows.expand(self.tape.batch, -1, -1) if self.chosen is None else self._spread(rows)
+        return every.transpose(0, 1).reshape(rows.shape[1], *self.mean.shape)
 
     def dense(self) -> Tensor:
         known = self._known("_matrix")
@@ -245,11 +342,8 @@ class Swept(Covariance):
 
     def quadratic(self, rows: Tensor) -> Tensor:
         """R C R^T for rows (1 | B, r, n), (B, r, r): as many rows of a sweep."""
-        every = rows.expand(self.tape.batch, -1, -1) if self.chosen is None else self._spread(rows)
-        shaped = every.transpose(0, 1).reshape(rows.shape[1], *self.mean.shape)
         with torch.set_grad_enabled(self._has_gradients):
-            found = self.tape.quadratic(self.at, shaped)
-        return found if self.chosen is None else found[self.chosen]
+            return self._of_chosen(self.tape.quadratic(self.at, self._shaped_rows(rows)))
 
     def linear(self, weight: Tensor) -> Covariance:
         def pull(rows: Tensor) -> tuple[Tensor]:
@@ -312,9 +406,9 @@ class Swept(Covariance):
 
     def _behind(self, pull: Pull, mean: Tensor, name: str = "", var: Tensor | None = None) -> Swept:
         """A value that is pulled back to this one, with noise of this variance if there is any."""
-        noise = None if var is None else Entry(name, var, Samples.along(self.mean))
+        term = None if var is None else IndependentTerm(name, Samples.along(self.mean), var=var)
         tape = self.tape.branch()
-        return Swept(tape, tape.add((self.at,), pull, noise), mean, self.chosen)
+        return Swept(tape, tape.add((self.at,), pull, term), mean, self.chosen)
 
     def _blocks(self) -> Iterator[Tensor]:
         """Rows (r, B, *event) of the identity, as many at a time as memory takes."""

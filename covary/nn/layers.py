@@ -7,10 +7,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from covary import activations
 from covary.activations import MomentActivation
-from covary.covariance import Rows
+from covary.covariance import Rows, Shared
 from covary.moments import Moments
 from covary.nn.protocol import (
     Drawn,
@@ -79,10 +80,18 @@ class Function(nn.Module):
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.activation.function(x)
+        return applied(x, self.activation)
 
     def extra_repr(self) -> str:
         return repr(self.activation)
+
+
+def applied(x: Tensor, activation: MomentActivation) -> Tensor:
+    """h(x), unit by unit; a torch function, for which ``covary.rules`` has a rule."""
+    if has_torch_function_unary(x):
+        found: Tensor = handle_torch_function(applied, (x,), x, activation)
+        return found
+    return activation.function(x)
 
 
 class _Named(Activation):
@@ -253,32 +262,55 @@ class BatchNorm1d(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Drops units in training, mean and covariance by the same mask, and scales up the rest."""
+    """Drops units in training, mean and covariance by the same mask, and scales up the rest.
 
-    def __init__(self, p: float = 0.5) -> None:
+    In evaluation it does nothing; or, ``as_noise``, it is the noise of masks that nobody draws
+    (MC dropout): C -> C + diag(p / (1 - p) (mean^2 + variance)), docs/theory.md, eq. (42).
+    """
+
+    def __init__(self, p: float = 0.5, *, as_noise: bool = False) -> None:
         super().__init__()
+        self.as_noise = as_noise
         if not 0 <= p < 1:
             raise ValueError(f"Dropout needs a probability in [0, 1), got {p}.")
         self.p = p
 
     @each_row
     def forward(self, moments: Moments) -> Moments:
-        if not self.training or self.p == 0:
+        if self.p == 0 or not (self.training or self.as_noise):
             return moments
+        if not self.training:
+            return self._with_noise(moments)
         mask = F.dropout(torch.ones_like(moments.mean), self.p)
         mean = moments.mean * mask
         with without_autocast(mean.device), covariance_grad():
             return Moments(mean, moments.cov.scale(mask))
+
+    def _with_noise(self, moments: Moments) -> Moments:
+        """The moments of units that are dropped at random: their mean stays."""
+        mean, cov = moments.mean, moments.cov
+        with without_autocast(mean.device), covariance_grad():
+            at = mean if covariance_is_supervised() else mean.detach()
+            variance = cov.unit_variance
+            added = (at.square() + variance) * (self.p / (1 - self.p))
+            if isinstance(cov, Shared):  # one covariance for all: that of the average sample
+                added = added.mean(0, keepdim=True)
+            return Moments(mean, cov.gate(torch.ones_like(added), variance + added))
 
     def plain(self) -> nn.Dropout:
         return nn.Dropout(self.p)
 
     def drawn(self) -> Drawn:
         """v: nothing is dropped in evaluation."""
+        if self.as_noise and self.p:
+            raise ValueError(
+                "Dropout as noise is drawn by covary.verify, or by covary.convert(net, "
+                "dropout=True), and not by simulations of chains."
+            )
         return Drawn()
 
     def extra_repr(self) -> str:
-        return f"p={self.p}"
+        return f"p={self.p}, as_noise=True" if self.as_noise else f"p={self.p}"
 
 
 class Flatten(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -131,6 +131,24 @@ def chain_of(module: nn.Module) -> list[nn.Module] | None:
         return None
     # Not by children(), which leave out a layer that is there twice.
     return [layer for layer in module._modules.values() if layer is not None]
+
+
+def leaves_of_chain(net: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Paths and layers of nested ``nn.Sequential``s, in the order in which they are called."""
+    layers = chain_of(net)
+    if layers is None:
+        raise ValueError(
+            f"The layers of a {type(net).__name__} with moments inside are called in an order that "
+            "nobody can see. Put them into an nn.Sequential."
+        )
+    # Not named_children, which leaves out a module that comes again.
+    for name, layer in net._modules.items():
+        if layer is None:
+            continue
+        if chain_of(layer) is not None:
+            yield from leaves_of_chain(layer, f"{prefix}{name}.")
+        else:
+            yield prefix + name, layer
 
 
 def plain_of(layer: nn.Module) -> nn.Module | None:

@@ -5,6 +5,7 @@
 """
 
 # The modules are imported for the rules that they register.
+from covary.linalg import summed_to
 from covary.rules import (  # noqa: F401
     along,
     attention,
@@ -14,7 +15,7 @@ from covary.rules import (  # noqa: F401
     nonlinear,
     unvarying,
 )
-from covary.rules.helpers import differentiated, estimated, mapped, merged, summed_to
+from covary.rules.helpers import differentiated, estimated, mapped, merged
 from covary.rules.registry import (
     BATCH,
     CHOICE,

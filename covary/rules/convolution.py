@@ -57,7 +57,7 @@ def _convolution(dims: int, *, is_transposed: bool) -> Callable[..., Varying]:
         dilation = for_each(options.get("dilation", 1), dims)
         if isinstance(padding, str):
             x, padding = _padded(x, padding, weight, dilation), 0
-        if run.noise.is_none:  # to the last digit what the model itself gives
+        if run.is_still:  # to the last digit what the model itself gives
             mean = forth(x.numbers, weight, bias, stride, padding, **options)
         else:
             mean = _arranged(forth(x.numbers, _arranged(weight), bias, stride, padding, **options))
@@ -86,7 +86,7 @@ def _convolution(dims: int, *, is_transposed: bool) -> Callable[..., Varying]:
 
 
 for _dims in (1, 2, 3):
-    rule(f"conv{_dims}d")(_convolution(_dims, is_transposed=False))
+    rule(f"conv{_dims}d", has_weights=True)(_convolution(_dims, is_transposed=False))
     rule(f"conv_transpose{_dims}d")(_convolution(_dims, is_transposed=True))
 
 

@@ -199,12 +199,3 @@ def for_each(size: int | Sequence[int], dims: int) -> tuple[int, ...]:
     """A size, stride or padding for each of so many dimensions."""
     sizes = (size,) if isinstance(size, int) else tuple(size)
     return sizes * dims if len(sizes) == 1 else sizes
-
-
-def summed_to(rows: Tensor, shape: Sequence[int]) -> Tensor:
-    """Rows (r, *broadcast) -> (r, *shape): the transpose of broadcasting."""
-    extra = rows.dim() - 1 - len(shape)
-    if extra:
-        rows = rows.sum(tuple(range(1, 1 + extra)))
-    dims = [i + 1 for i, size in enumerate(shape) if size == 1 and rows.shape[i + 1] != 1]
-    return rows.sum(dims, keepdim=True) if dims else rows

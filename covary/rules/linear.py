@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covary.covariance.samples import Samples
+from covary.linalg import summed_to
 from covary.rules.helpers import (
     differentiated,
     estimated,
@@ -23,13 +24,13 @@ from covary.rules.helpers import (
     merged,
     mixing,
     run_of,
-    summed_to,
 )
 from covary.rules.registry import BATCH, EXACT, LINEARISED, composed, rule
+from covary.sources.source import Dropout
 from covary.varying import Varying, name_of, plain, varying_in
 
 
-@rule("linear")
+@rule("linear", has_weights=True)
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     """x W^T + b; rows go back by rows W."""
     if not isinstance(x, Varying) or isinstance(weight, Varying) or isinstance(bias, Varying):
@@ -265,25 +266,30 @@ def to(x: Varying, *args: Any, **kwargs: Any) -> Varying:
     return mapped(x, mean, lambda rows: rows.to(device, dtype))
 
 
-@rule("dropout", "feature_dropout", "dropout1d", "dropout2d", "dropout3d")
-def dropout(x: Varying, *args: Any, **kwargs: Any) -> Varying:
-    """Nothing in evaluation. In training, the mask counts as constant."""
-    mask = x.run.function(torch.ones_like(x.numbers), *args, **kwargs)
-    if bool((mask == 1).all()):
-        return x
-    if not x.run.is_training:
-        raise x.run.refusal(
+@composed("dropout", "feature_dropout", "dropout1d", "dropout2d", "dropout3d")
+def dropout(x: Varying, p: float = 0.5, training: bool = True) -> Varying:
+    """In evaluation nothing, or a source (``convert(dropout=True)``). In training, a mask."""
+    run = x.run
+    if run.is_training:
+        return scaled(x, run.function(torch.ones_like(x.numbers), p, training)) if training else x
+    if run.drops() and p > 0:
+        is_spatial = name_of(run.function).rstrip("_") != "dropout"
+        entered: Varying = run.entered(x, Dropout(p, range(2, x.dim()) if is_spatial else ()))
+        return entered
+    if training and p > 0:
+        raise run.refusal(
             "It drops elements at random in evaluation.",
-            "Give it training=self.training, or drop nothing (p=0).",
+            "Make it a source (covary.convert(model, dropout=True)), give it "
+            "training=self.training, or drop nothing (p=0).",
         )
-    return scaled(x, mask)
+    return x
 
 
 @rule("alpha_dropout", "feature_alpha_dropout")
 def alpha_dropout(x: Varying, p: float = 0.5, training: bool = False) -> Varying:
     """Nothing in evaluation."""
-    if training and p > 0:
-        raise x.run.refusal("It drops elements at random.", "Fine-tune with p=0.")
+    if p > 0 and (training or x.run.drops()):
+        raise x.run.refusal("It drops elements at random.", "Set its p to 0.")
     return x
 
 

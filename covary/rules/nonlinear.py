@@ -16,6 +16,7 @@ from torch import Tensor
 
 from covary import activations
 from covary.activations import MomentActivation
+from covary.nn.layers import applied
 from covary.rules.helpers import counted, fixed, for_each, mapped, merged
 from covary.rules.registry import CHOICE, composed, elementwise, rule, spellings
 from covary.varying import ConversionError, Varying, plain
@@ -121,6 +122,7 @@ def activated(x: Any, activation: MomentActivation) -> Any:
 
 
 elementwise(activated, has_noise=False)(lambda activation: activation)
+elementwise(applied)(lambda activation: activation)  # of the conventional layers of covary.nn
 
 
 def larger(x: Any, y: Any) -> Any:

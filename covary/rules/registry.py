@@ -46,6 +46,7 @@ class Rule(NamedTuple):
     is_moving: bool = False  # elements are put elsewhere, each with its sample
     is_choice: bool = False  # the result holds for the means, and does not vary
     lifts: bool = False  # noise enters what it makes of values that do not vary
+    has_weights: bool = False  # the second argument is a weight, which may vary by itself
     in_place: bool = False  # the result is written into the first argument
 
 

@@ -13,7 +13,7 @@ from covary.activations import MomentActivation
 from covary.activations.neuron import LIF
 from covary.models import evaluating
 from covary.nn import Lift
-from covary.nn.protocol import Drawn, MomentLayer
+from covary.nn.protocol import Drawn, MomentLayer, leaves_of_chain
 
 _IDENTITY = activations.get("identity")
 
@@ -85,7 +85,7 @@ class Chain:
                 "A stochastic network is made from an nn.Sequential, whose layers follow each "
                 f"other; got {type(net).__name__}."
             )
-        layers = list(_leaves(net))
+        layers = list(leaves_of_chain(net))
         lifts = [(i, layer) for i, (_, layer) in enumerate(layers) if isinstance(layer, Lift)]
         if len(lifts) != 1:
             raise ValueError(
@@ -161,17 +161,6 @@ class Chain:
                 f"{last.activation}."
             )
         return tuple(hidden), last
-
-
-def _leaves(net: nn.Sequential, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Names and layers of nested ``nn.Sequential``s, in the order in which they are called."""
-    # Not named_children, which leaves out a module that comes again.
-    for name, layer in net._modules.items():
-        assert layer is not None
-        if isinstance(layer, nn.Sequential):
-            yield from _leaves(layer, f"{prefix}{name}.")
-        else:
-            yield prefix + name, layer
 
 
 def _stages(layers: list[tuple[str, nn.Module]]) -> Iterator[Stage]:

@@ -100,7 +100,7 @@ def verify(
         raise ValueError("verify needs a network in evaluation mode: net.eval().")
     check_has_moments(net, "verify")
     several = isinstance(net, Converted) and isinstance(x, tuple | list | Mapping)
-    if not (several or isinstance(x, Tensor)):
+    if not (several or isinstance(x, Tensor | Moments)):
         raise TypeError(
             "verify takes inputs as the network does: a tensor, or of converted networks a tuple "
             f"or dict of several; got {type(x).__name__}. Of a loader take a batch: "

@@ -1,38 +1,23 @@
-"""Sources of noise: where noise enters a model, its variance there, and how it is drawn."""
+"""The plan of a model: which sources enter it, and where."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
-import torch
-from torch import Tensor, nn
+from torch import nn
+
+from covary.covariance.terms import INPUT
+from covary.sources.source import NO_NOISE, Noise, Source
+from covary.sources.weights import UncertainWeights
 
 # A noise for all places, or one by the path or the type of a module.
 NoiseOption = float | Mapping[str | type[nn.Module], float]
-INPUT = "input"
-
-
-@dataclass(frozen=True)
-class Noise:
-    """Independent Gaussian noise of one standard deviation on every element of a value."""
-
-    sigma: float
-
-    def variance(self, value: Tensor) -> Tensor:
-        """The variance that it adds to each element, (1, ..., 1) to be broadcast."""
-        return value.detach().new_full([1] * value.dim(), self.sigma**2)
-
-    def draw(self, value: Tensor, generator: torch.Generator) -> Tensor:
-        """The value with a draw of the noise added; a new tensor."""
-        if not self.sigma:
-            return value.clone()
-        return value + torch.empty_like(value).normal_(0.0, self.sigma, generator=generator)
-
-
-NO_NOISE = Noise(0.0)
+# A source or several, by the path of a module, or "input".
+SourceOption = Mapping[str, Source | Sequence[Source]]
+# All dropout layers of a model, none, or those in the modules of these paths.
+DropoutOption = bool | Sequence[str]
 
 
 class NoisePlan:
@@ -153,3 +138,122 @@ def _checked(sigma: float, key: object) -> Noise:
             f"noise needs a finite number >= 0 (a standard deviation), got {sigma}{place}."
         )
     return Noise(float(sigma))
+
+
+class Plan:
+    """All sources of a model: noise, dropout, sources at modules, and weights that vary.
+
+    Attributes:
+        noise: noise at the input and before nonlinearities.
+        sources: by the path of the module at whose output they enter, or ``"input"``.
+        weights: how the weights of a layer vary, by the path of its parameter.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        noise: NoiseOption,
+        sources: SourceOption | None = None,
+        dropout: DropoutOption = False,
+    ) -> None:
+        self.noise = NoisePlan(noise, model)
+        self.sources = _by_path(sources or {}, model)
+        self._dropout = _dropping(dropout, model)
+        self.weights: dict[str, UncertainWeights] = {}
+        self._model = model
+        self._used: set[str] = set()
+
+    @cached_property
+    def has_sources(self) -> bool:
+        """Whether anything varies, whatever the inputs are; weights are not known before."""
+        return not self.noise.is_none or bool(self.sources) or self._dropout is not None
+
+    @property
+    def is_none(self) -> bool:
+        """Whether nothing varies but for errors of the inputs."""
+        return not self.has_sources and not self.weights
+
+    def at(self, path: str) -> Sequence[Source]:
+        """The sources that enter at the output of the module of this path."""
+        found = self.sources.get(path, ())
+        if found:
+            self._used.add(path)
+        return found
+
+    def drops(self, path: str) -> bool:
+        """Whether dropout in the module of this path is a source."""
+        if self._dropout is None:
+            return False
+        return "" in self._dropout or any(key in self._dropout for key in _around(path))
+
+    def weights_by_identity(self) -> dict[int, tuple[str, UncertainWeights]]:
+        """The path of the layer and how its weights vary, by the identity of the parameter."""
+        if not self.weights:
+            return {}
+        parameters = dict(self._model.named_parameters())
+        return {
+            id(parameters[path]): (path.removesuffix(".weight"), weights)
+            for path, weights in self.weights.items()
+        }
+
+    def check_all_used(self) -> None:
+        """Raise an error for a source that was asked for and entered nowhere so far."""
+        self.noise.check_all_used()
+        unused = [path for path in self.sources if path not in self._used and path != INPUT]
+        if unused:
+            raise ValueError(
+                f"sources name module {unused[0]!r}, and nothing that varies came out of it: it "
+                "was not called, or runs before start=. Name a module that is called behind it."
+            )
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """The sources and dropout as numbers, to be saved with the weights and compared."""
+        found = {
+            f"{path}/{number}/{type(source).__name__}/{name}": float(value)
+            for path, every in self.sources.items()
+            for number, source in enumerate(every)
+            for name, value in vars(source).items()
+            if isinstance(value, int | float)
+        }
+        return found | {f"dropout/{path}": 1.0 for path in self._dropout or ()}
+
+
+def _by_path(sources: SourceOption, model: nn.Module) -> dict[str, tuple[Source, ...]]:
+    """The sources by path, checked."""
+    if not isinstance(sources, Mapping):
+        raise TypeError(
+            "sources are a mapping from 'input' or the path of a module to a source, such as "
+            f"{{'input': covary.sources.Relative(0.01)}}, got {type(sources).__name__}."
+        )
+    paths = {path for path, _ in model.named_modules()} | {INPUT}
+    found = {}
+    for path, given in sources.items():
+        every = (given,) if isinstance(given, Source) else tuple(given)
+        wrong = [each for each in every if not isinstance(each, Source)]
+        if wrong:
+            raise TypeError(
+                f"sources at {path!r} need Noise, Relative or Rounding of covary.sources, got "
+                f"{wrong[0]!r}."
+            )
+        if path not in paths:
+            raise ValueError(
+                f"sources name {path!r}, and this model has no module of that path. It has "
+                f"{', '.join(map(repr, sorted(paths)[1:9]))} ..., and takes {INPUT!r}."
+            )
+        found[path] = every
+    return found
+
+
+def _dropping(dropout: DropoutOption, model: nn.Module) -> frozenset[str] | None:
+    """Paths of the modules whose dropout is a source; None without any."""
+    if isinstance(dropout, bool):
+        return frozenset([""]) if dropout else None
+    paths = dict(model.named_modules())
+    for path in [dropout] if isinstance(dropout, str) else dropout:
+        if path not in paths:
+            raise ValueError(
+                f"dropout names {path!r}, and this model has no module of that path. It is True "
+                "for all dropout layers, or a list of paths of modules."
+            )
+    return frozenset([dropout] if isinstance(dropout, str) else dropout)
