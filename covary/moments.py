@@ -15,7 +15,7 @@ from torch.distributions import MultivariateNormal
 
 from covary import linalg
 from covary.budget import Budget
-from covary.covariance import Covariance, Full, Selection, register_value
+from covary.covariance import Covariance, Full, LowRank, Selection, register_value
 
 _REMEDY = (
     "Pass .mean, .variance or .covariance_matrix to functions and losses; inside a network use "
@@ -70,6 +70,7 @@ class Moments:
         *,
         std: Tensor | np.ndarray | float | None = None,
         cov: Tensor | np.ndarray | None = None,
+        factor: Tensor | np.ndarray | None = None,
         repair: bool = False,
     ) -> Moments:
         """Measured values and their errors, to be put into a network.
@@ -80,6 +81,8 @@ class Moments:
                 broadcasts to that of the values, such as (n,) for each feature.
             cov: (n, n) or (B, n, n) covariance of the errors of a sample's n units, in place of
                 ``std``.
+            factor: (n, k) or (B, n, k) in place of both: errors of covariance F F^T, that have k
+                causes in common.
             repair: take the nearest positive semidefinite matrix where ``cov`` is not one.
 
         Examples:
@@ -94,8 +97,12 @@ class Moments:
                 "Moments.of takes values (batch, features) of real numbers, got "
                 f"{mean.dtype} of shape {tuple(mean.shape)}."
             )
-        if (std is None) == (cov is None):
-            raise ValueError("Moments.of takes one of std (errors) and cov (their covariance).")
+        if sum(given is not None for given in (std, cov, factor)) != 1:
+            raise ValueError(
+                "Moments.of takes one of std (errors), cov (their covariance), factor (its root)."
+            )
+        if factor is not None:
+            return cls(mean, LowRank(_checked_factor(torch.as_tensor(factor), mean)))
         if cov is not None:
             return cls(mean, Full(_checked_covariance(torch.as_tensor(cov), mean, repair=repair)))
         errors = _checked_errors(torch.as_tensor(std, dtype=mean.dtype, device=mean.device), mean)
@@ -369,6 +376,20 @@ def _checked_errors(std: Tensor, mean: Tensor) -> Tensor:
         )
     is_common = std.dim() < mean.dim() or len(std) == 1
     return std.expand(1 if is_common else len(mean), *mean.shape[1:])
+
+
+def _checked_factor(factor: Tensor, mean: Tensor) -> Tensor:
+    """(1 | B, n, k) of values (B, *event)."""
+    n, found = mean[0].numel(), factor.to(mean)
+    found = found[None] if found.dim() == 2 else found
+    if found.dim() != 3 or found.shape[1] != n or len(found) not in (1, len(mean)):
+        raise ValueError(
+            f"factor has the shape {tuple(factor.shape)}; of {n} units it is ({n}, k), or "
+            f"({len(mean)}, {n}, k) if samples differ."
+        )
+    if not bool(torch.isfinite(found).all()):
+        raise ValueError("factor has values that are NaN or infinite.")
+    return found
 
 
 def _checked_covariance(cov: Tensor, mean: Tensor, *, repair: bool) -> Tensor:

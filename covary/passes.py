@@ -158,7 +158,9 @@ class Pass(ABC):
 
         def one(value: Any) -> Any:
             if isinstance(value, Moments):
-                return self.lift(value.mean, INPUT, errors=value.cov)
+                # They have their batch in front, whatever inputs of the model have.
+                mean = value.mean.movedim(0, self._axis(value.mean))
+                return self.lift(mean, INPUT, errors=value.cov)
             if not isinstance(value, Tensor) or isinstance(value, Varying) or not value.dim():
                 return value
             if not value.is_floating_point():

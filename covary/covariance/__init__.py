@@ -8,7 +8,7 @@ against. Covariances are immutable values made of tensors, and pytrees, so they 
 from __future__ import annotations
 
 from covary.covariance.base import Covariance, Selection, register_value
-from covary.covariance.exact import Diagonal, Full, Rows, Shared
+from covary.covariance.exact import Diagonal, Full, LowRank, Rows, Shared
 from covary.covariance.tracked import Probe, Tracked
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Diagonal",
     "Full",
     "Kind",
+    "LowRank",
     "Probe",
     "Rows",
     "Selection",

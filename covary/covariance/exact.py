@@ -111,6 +111,58 @@ class Full(Covariance):
 
 @register_value
 @dataclass(frozen=True, eq=False, repr=False)
+class LowRank(Covariance):
+    """F F^T, plus ``added`` on the diagonal: errors of many units that have few causes.
+
+    Attributes:
+        factor: F (1 | B, n, k), a column for each cause.
+        added: (1 | B, n), or None for 0.
+    """
+
+    factor: Tensor
+    added: Tensor | None = None
+
+    @classmethod
+    def of(cls, inputs: Covariance) -> LowRank:
+        raise TypeError("A LowRank covariance is that of inputs: Moments.of(values, factor=...).")
+
+    @property
+    def variance(self) -> Tensor:
+        found = self.factor.square().sum(-1)
+        return found if self.added is None else found + self.added
+
+    def dense(self) -> Tensor:
+        found = self.factor @ self.factor.mT
+        return found if self.added is None else found + torch.diag_embed(self.added)
+
+    def quadratic(self, rows: Tensor) -> Tensor:
+        turned = rows @ self.factor
+        found = turned @ turned.mT
+        return found if self.added is None else found + (rows * self.added[..., None, :]) @ rows.mT
+
+    def linear(self, weight: Tensor) -> Covariance:
+        return LowRank(weight @ self.factor) if self.added is None else Full(self.quadratic(weight))
+
+    def add_noise(self, var: float) -> LowRank:
+        before = torch.zeros_like(self.factor[..., 0]) if self.added is None else self.added
+        return LowRank(self.factor, before + var)
+
+    def gate(self, gain: Tensor, variance: Tensor) -> LowRank:
+        factor = gain[..., None] * self.factor
+        return LowRank(factor, (variance - factor.square().sum(-1)).clamp(min=0))
+
+    def scale(self, factor: Tensor) -> LowRank:
+        added = None if self.added is None else factor * self.added * factor
+        return LowRank(factor[..., None] * self.factor, added)
+
+    def select(self, samples: Selection) -> LowRank:
+        factor = linalg.select(self.factor, samples, dim=-3)
+        assert factor is not None
+        return LowRank(factor, linalg.select(self.added, samples))
+
+
+@register_value
+@dataclass(frozen=True, eq=False, repr=False)
 class Diagonal(Covariance):
     """Variances alone, correlations dropped at every layer: the paper's dMNN."""
 

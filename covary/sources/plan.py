@@ -173,6 +173,13 @@ class Plan:
         """Whether nothing varies but for errors of the inputs."""
         return not self.has_sources and not self.weights
 
+    @property
+    def depends_on_values(self) -> bool:
+        """Whether a source adds more where values are larger, so that samples differ."""
+        every = [source for each in self.sources.values() for source in each]
+        is_relative = any(source.needs_variance for source in every)
+        return is_relative or self._dropout is not None or bool(self.weights)
+
     def at(self, path: str) -> Sequence[Source]:
         """The sources that enter at the output of the module of this path."""
         found = self.sources.get(path, ())

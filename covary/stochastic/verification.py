@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from covary.convert import Converted, check_has_moments
+from covary.convert import Converted, check_has_moments, convert
 from covary.covariance.sweep import Swept
 from covary.inputs import arguments, batch_of, leaves, repeated
 from covary.linalg import is_finite
 from covary.models import left_alone
 from covary.moments import Moments
+from covary.nn import Dropout
 from covary.progress import Steps, shown
 from covary.stochastic.comparison import Comparison, Error, compare
 from covary.stochastic.sampling import sample_steady
@@ -74,8 +75,9 @@ def verify(
     Args:
         net: a network that ``covary.convert`` made, or a chain of ``covary.nn`` layers; in
             evaluation mode.
-        x: (B, ...) inputs as the network takes them; for models of several inputs a tuple of all
-            positional ones, or a dict whose keys are names of parameters of ``forward``.
+        x: (B, ...) inputs as the network takes them, Moments if they have errors; for models of
+            several inputs a tuple of all positional ones, or a dict whose keys are names of
+            parameters of ``forward``.
         draws: for each input; rounded up to a multiple of 16.
         seed: decides the draws.
         progress: show a bar, on a terminal that has ``rich``.
@@ -110,7 +112,9 @@ def verify(
     with shown(progress) as steps:
         if isinstance(net, Converted):
             with left_alone(net.model):
-                found = _drawn(net, x, each, seed, steps)
+                found = _drawn(net, net, x, each, seed, steps)
+        elif isinstance(x, Moments) or _has_dropout_noise(net):
+            found = _drawn(net, convert(net), x, each, seed, steps)
         else:
             estimates = sample_steady(
                 net, x, copies=each * GROUPS, groups=GROUPS, seed=seed, progress=steps
@@ -122,15 +126,19 @@ def verify(
     return Verification(each * GROUPS, inputs, outputs, *overall)
 
 
+def _has_dropout_noise(net: nn.Module) -> bool:
+    return any(isinstance(layer, Dropout) and layer.as_noise for layer in net.modules())
+
+
 def _drawn(
-    net: Converted, x: Any, each: int, seed: int, steps: Steps
+    net: nn.Module, drawing: Converted, x: Any, each: int, seed: int, steps: Steps
 ) -> dict[str, tuple[Estimate, Moments]]:
-    """By the name of an output, what draws say of it, and its moments."""
-    args, named = arguments(net.model, x, has_labels=False)
-    batch = batch_of((args, named), net.batch_dim)
+    """By the name of an output, what draws of a converted network say of it, and its moments."""
+    args, named = arguments(drawing.model, x, has_labels=False)
+    batch = batch_of((args, named), drawing.batch_dim)
     if not batch:
         raise ValueError("verify needs one sample at least, got an empty batch.")
-    axes = leaves(net.batch_axes((args, named)))
+    axes = leaves(drawing.batch_axes((args, named)))
     outputs = leaves(net(*args, **named))
     outputs = {name: out for name, out in outputs.items() if isinstance(out, Moments)}
     most = min(_AT_ONCE, batch * _NUMBERS // max(map(_widest, outputs.values())))
@@ -144,8 +152,8 @@ def _drawn(
     copies = max(1, most // (GROUPS * batch))
     for low in steps(range(0, each, copies), "draws"):
         count = min(copies, each - low)
-        many, options = repeated((args, named), count * GROUPS, net.batch_dim)
-        drawn = leaves(net.draw(*many, generator=generator, **options))
+        many, options = repeated((args, named), count * GROUPS, drawing.batch_dim)
+        drawn = leaves(drawing.draw(*many, generator=generator, **options))
         for name, (_, units) in moments.items():
             front = drawn[name].movedim(axes[name], 0)
             flat = front.reshape(batch, GROUPS, count, -1).transpose(0, 1)
