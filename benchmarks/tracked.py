@@ -27,7 +27,7 @@ from covary import data
 from covary.models import plain
 from covary.nn.fidelity import Fidelity, TrackingWarning
 from covary.runs import costs
-from covary.uncertainty.fidelity import agreement, gathered
+from covary.uncertainty.agreement import agreement, gathered
 
 # What the project promises: forward passes of the plain network, and Spearman's correlation.
 MOST_OVER_PLAIN = {"relu": 9.0, "heaviside": 40.0}

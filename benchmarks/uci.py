@@ -39,8 +39,8 @@ from covary.estimators.data import Standardized, cross_validation
 from covary.moments import Moments
 from covary.training import RegressionLoss, TrainingConfig, fit
 from covary.training.replicas import ReplicaLoss
+from covary.uncertainty.agreement import gathered
 from covary.uncertainty.calibration import combined, fit_variance
-from covary.uncertainty.fidelity import gathered
 from covary.uncertainty.metrics import interval_coverage
 from reproduction.experiments.uci_training import Job, batches_of
 

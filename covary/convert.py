@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from covary.covariance.sweep import Swept
 from covary.inputs import Inputs, batch_of, device_of, repeated, some
 from covary.linalg import is_finite
-from covary.measuring import Measurements, Spread, by_name, described
+from covary.measuring import DrawnVariances, Measurements, by_name, described
 from covary.models import evaluating, left_alone, twin_of
 from covary.moments import Moments
 from covary.nn import Lift
@@ -304,7 +304,7 @@ class Converted(nn.Module):
             outputs = self._run(look, inputs)
             if checks:
                 _check_equal(outputs, self._run(self._moment_pass(None), inputs))
-            spreads = {name: Spread(axes) for name, axes in look.axes.items()}
+            spreads = {name: DrawnVariances(axes) for name, axes in look.axes.items()}
 
             def observe(name: str, values: Sequence[Tensor]) -> None:
                 spreads[name].add(values)

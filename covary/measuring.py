@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from covary.passes import Call
 
 
-class Spread:
+class DrawnVariances:
     """Variances and covariances of values at one call, over draws, averaged over samples.
 
     Values are taken relative to their first draw, so that nothing cancels where means are large.

@@ -25,7 +25,7 @@ from covary.covariance.sweep import Entry, Pull, Tape
 from covary.nn.layers import mean_of_constant_variance
 from covary.rules import EXACT, MATCHED, PRODUCT, RULES, Rule, summed_to
 from covary.settings import covariance_grad, covariance_is_supervised, is_autocast, without_autocast
-from covary.sources import INPUT, NO_NOISE, Noise, NoisePlan
+from covary.sources import INPUT, NO_NOISE, GaussianNoise, NoisePlan
 from covary.varying import (
     ConversionError,
     Located,
@@ -307,7 +307,7 @@ class Pass(ABC):
         count = self._counts[name]
         return name if count == 1 else f"{name}#{count}"
 
-    def source(self) -> Noise:
+    def source(self) -> GaussianNoise:
         """The noise that enters before the activation that is being called."""
         return self.noise.at(self._path) if RULES[self.function].has_noise else NO_NOISE
 

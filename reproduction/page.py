@@ -18,7 +18,7 @@ from covary.report.drawing import Drawing, inline_svg, save
 from reproduction.catalogue import EXPERIMENTS
 from reproduction.experiment import HOLDS, Experiment
 from reproduction.figures import FIGURES, TABLES
-from reproduction.figures.layout import Table
+from reproduction.figures.layout import ShownTable
 from reproduction.store import configuration, load, sittings
 from reproduction.words import GLOSSARY, Judged, duration, judged
 from reproduction.workshop import networks_in
@@ -35,7 +35,7 @@ class Section:
     verdict: str
     claims: tuple[Judged, ...]
     drawing: Drawing | None
-    table: Table | None
+    table: ShownTable | None
 
     @property
     def command(self) -> str:

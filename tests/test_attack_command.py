@@ -266,7 +266,7 @@ def made_up(
     """A result with these accuracies, and these medians of entropy."""
     medians = more.get("medians", [-20.0, -5.0, -8.0])
     both = {TRAINED: trained} | ({DEFENDED: defended} if defended else {})
-    nothing = results.Spread(None, None, None, None)
+    nothing = results.Quartiles(None, None, None, None)
     return results.Attack(
         **ORIGIN,
         dataset="digits",

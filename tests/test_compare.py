@@ -27,7 +27,7 @@ from covary.compare import (
     workshop,
 )
 from covary.compare.methods import rows_of
-from covary.compare.workshop import Workshop, member_seed
+from covary.compare.trained_networks import TrainedNetworks, member_seed
 from covary.data import DataError
 from covary.files import FileError
 from covary.runs import DataConfig, Run, RunError
@@ -277,13 +277,13 @@ def test_networks_begin_with_the_weights_of_the_run(classified):
     out, _ = classified
     run = Run(out / "seed-1" / "mnn")
     dataset, _ = runs.samples.load_data(run.config.data, seed=1)
-    shop = Workshop(run, dataset, QUICK, covariance="full", say=print, display=Silent)
+    nets = TrainedNetworks(run, dataset, QUICK, covariance="full", say=print, display=Silent)
     torch.manual_seed(1)
     begun = run.config.model.build()
-    first, other = shop.build("plain"), shop.build("plain", 1)
+    first, other = nets.build("plain"), nets.build("plain", 1)
     assert torch.equal(first[2].weight, begun.linear1.weight)
     assert not torch.equal(other[2].weight, begun.linear1.weight)
-    assert any(isinstance(layer, torch.nn.Dropout) for layer in shop.build("dropout"))
+    assert any(isinstance(layer, torch.nn.Dropout) for layer in nets.build("dropout"))
     assert member_seed(7, 0) == 7
     assert len({member_seed(seed, member) for seed in range(9) for member in range(9)}) == 81
 
@@ -384,11 +384,11 @@ def test_a_step_is_compared_with_relu(tmp_path):
     config = resolve(data, dataset, TINY | {"activation": "heaviside"})
     run.config_path.write_text(config.to_toml())
     run.save_network(config.model.build())
-    shop = Workshop(run, dataset, QUICK, covariance="full", say=print, display=Silent)
-    assert shop.notes == [
+    nets = TrainedNetworks(run, dataset, QUICK, covariance="full", say=print, display=Silent)
+    assert nets.notes == [
         "A conventional heaviside network has no gradient: the conventional networks have ReLU."
     ]
-    assert repr(shop.build("plain")[3]) == "Function(relu)"
+    assert repr(nets.build("plain")[3]) == "Function(relu)"
 
 
 def test_the_command(classified, untrained):

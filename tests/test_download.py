@@ -19,7 +19,7 @@ import pytest
 
 from covary import data
 from covary.data import download, images, store, uci
-from covary.data.catalogue import CATALOGUE, Entry, Form, uci_entry
+from covary.data.catalogue import CATALOGUE, Form, SetEntry, uci_entry
 from covary.data.download import CHUNK_BYTES, File, fetch_file
 from covary.data.locking import held
 from tests import data_files
@@ -327,7 +327,7 @@ def tiny(monkeypatch):
             File(f"tiny/{name}", sha256(content), (f"{address}{name}",))
             for name, content in parts.items()
         )
-        entry = Entry(
+        entry = SetEntry(
             name="tiny",
             title="Tiny",
             task="classification",
@@ -388,7 +388,7 @@ def test_load_without_download_says_where_it_looked(tiny, tmp_path):
     assert str(tmp_path) in str(caught.value)
 
 
-def tiny_entry(sha256: str = "") -> Entry:
+def tiny_entry(sha256: str = "") -> SetEntry:
     known: dict[str, Any] = {"title": "Tiny", "source": "here", "targets": ("t",)}
     columns = ("a", "b", "c")
     return uci_entry("tiny", rows=20, features=columns, sha256=sha256, splits=2, **known)

@@ -176,6 +176,17 @@ def test_no_function_is_long():
     assert not found, "cut it into functions that each do one thing"
 
 
+def test_a_class_name_stands_for_one_thing():
+    """No two classes at the top of files of the library and the reproduction have one name."""
+    places: dict[str, list[str]] = {}
+    for path in SOURCES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in (each for each in tree.body if isinstance(each, ast.ClassDef)):
+            places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert len(places) > 100
+    assert not {name: files for name, files in places.items() if len(files) > 1}
+
+
 @pytest.mark.parametrize("kind", sizes.ADDITIONS)
 def test_additions_touch_few_files(kind):
     """Counted on one that is there: the files that name it are those that adding it touched."""

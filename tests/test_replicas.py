@@ -11,7 +11,7 @@ from torch import nn
 
 import covary
 from covary import covariance
-from covary.nn.fidelity import Fidelity, Row
+from covary.nn.fidelity import Fidelity, FidelityRow
 from covary.training import (
     ClassificationLoss,
     RegressionLoss,
@@ -119,7 +119,7 @@ def measured():
     """Two networks of which it is known how well they track."""
     nets = [tracking().eval() for _ in range(2)]
     for net in nets:
-        net.lift.set_fidelity(Fidelity((Row(0, 1.0, 0.0),)))
+        net.lift.set_fidelity(Fidelity((FidelityRow(0, 1.0, 0.0),)))
     return nets
 
 

@@ -98,7 +98,7 @@ class Summary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class MethodRow:
     """A method and one of its scores."""
 
     group: str  # methods of a group share their networks
@@ -122,7 +122,7 @@ class Comparison(Record):
     seeds: tuple[int, ...]  # each trained all networks anew
     config: RunConfig  # of the moment neural network, for the first seed
     settings: CompareConfig
-    rows: tuple[Row, ...]
+    rows: tuple[MethodRow, ...]
     notes: tuple[str, ...]  # what whoever reads the numbers should know
     covariance: str | None = None  # how the moment network held it; None in files that do not say
     fidelity: Mapping[str, TrackedFidelity] = field(default_factory=dict)  # if tracked, by seed

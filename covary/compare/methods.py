@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from covary.covariance import Diagonal
 from covary.moments import Moments, mean_of
 from covary.uncertainty import FittedScore, metrics, scores
+from covary.uncertainty.agreement import gathered
 from covary.uncertainty.calibration import fit_logits, fit_variance
-from covary.uncertainty.fidelity import gathered
 from covary.uncertainty.fitted import FEATURES
 
 BATCH = 128

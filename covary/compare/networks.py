@@ -59,7 +59,7 @@ class DropoutSamples(nn.Module):
                 layer.train(mode)
 
 
-class Spread(nn.Module):
+class MemberMoments(nn.Module):
     """The average of what ``Members`` or ``DropoutSamples`` give (M, B, t), and its variance.
 
     That is their spread alone, 0 for a single network: noise of the targets around the average is

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from covary.data.catalogue import CATALOGUE, Entry, Form
+from covary.data.catalogue import CATALOGUE, Form, SetEntry
 from covary.data.dataset import DataError, Dataset, needed
 from covary.data.download import fetch_file
 
@@ -39,7 +39,7 @@ def names() -> list[str]:
     return list(CATALOGUE)
 
 
-def describe(name: str) -> Entry:
+def describe(name: str) -> SetEntry:
     """What is known of a set without having it: title, task, size, licence, source, ..."""
     if name not in CATALOGUE:
         close = difflib.get_close_matches(name, CATALOGUE, n=1)
@@ -63,7 +63,7 @@ def _folders(data_dir: Folder | None) -> Iterator[Path]:
     yield cache_folder()
 
 
-def _find(entry: Entry, data_dir: Folder | None) -> tuple[Path, Form] | None:
+def _find(entry: SetEntry, data_dir: Folder | None) -> tuple[Path, Form] | None:
     """The first folder that holds all files of one of the forms."""
     for folder in _folders(data_dir):
         for form in entry.forms:
@@ -107,7 +107,7 @@ def fetch(name: str, *, data_dir: Folder | None = None, progress: bool = True) -
     return (folder / form.files[0].path).parent
 
 
-def _download(entry: Entry, data_dir: Folder | None, *, progress: bool) -> tuple[Path, Form]:
+def _download(entry: SetEntry, data_dir: Folder | None, *, progress: bool) -> tuple[Path, Form]:
     candidates = list(_folders(data_dir))
     # a shared folder is often read-only; one asked for by name is never passed over in silence
     writable = (folder for folder in candidates if _writable(folder))

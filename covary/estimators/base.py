@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from covary import activations
 from covary.activations import MomentActivation
-from covary.estimators.data import Part, Standardized, cross_validation, one_part
+from covary.estimators.data import Fold, Standardized, cross_validation, one_part
 from covary.models import Network, mlp, with_covariance
 from covary.moments import Moments
 from covary.training import Display, TrainingConfig, fit, terminal_or_lines
 from covary.training.replicas import ReplicaBatches, ReplicaLoss, Replicas
+from covary.uncertainty.agreement import gathered
 from covary.uncertainty.calibration import Mixture, combined
-from covary.uncertainty.fidelity import gathered
 
 # What noise="auto" chooses from: standard deviations, in those of the standardised inputs.
 NOISES = (0.05, 0.1, 0.2, 0.3, 0.5)
@@ -207,10 +207,10 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         if not (parts and self.early_stopping):
             everything = np.arange(len(x))
             jobs = [_Job(self.noise_, 0, member) for member in range(self.members)]
-            nets = self._train(task, jobs, [Part(everything, everything[:0])])
+            nets = self._train(task, jobs, [Fold(everything, everything[:0])])
         self.network_ = (nets[0] if self.members == 1 else Mixture(nets)).eval()
 
-    def _hold_out(self, task: _Task, parts: Sequence[Part]) -> list[nn.Module]:
+    def _hold_out(self, task: _Task, parts: Sequence[Fold]) -> list[nn.Module]:
         """Choose the noise and calibrate on what is held out; the networks of that noise."""
         target = torch.cat([task.y[part.held_out] for part in parts])
         noises, trained = self._noises, dict[_Job, nn.Module]()
@@ -277,7 +277,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
             )
         return tuple(sorted({float(noise) for noise in noises}))
 
-    def _parts(self, n: int, seed: int, strata: NDArray[Any] | None) -> list[Part]:
+    def _parts(self, n: int, seed: int, strata: NDArray[Any] | None) -> list[Fold]:
         """What is held out from whom, if anything has to be and there is enough of it."""
         if not (self.early_stopping or self.calibrate or len(self._noises) > 1):
             return []
@@ -300,7 +300,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
                 covariance=self.covariance,
             )
 
-    def _train(self, task: _Task, jobs: Sequence[_Job], parts: Sequence[Part]) -> list[nn.Module]:
+    def _train(self, task: _Task, jobs: Sequence[_Job], parts: Sequence[Fold]) -> list[nn.Module]:
         """A network for each job, raw inputs -> moments in target units, all trained at once."""
         x, y, outputs, first_seed = task
         data = [Standardized(x[part.training], y[part.training]) for part in parts]

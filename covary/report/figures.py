@@ -35,7 +35,7 @@ _LINES = {
 }
 
 
-class Group(NamedTuple):
+class SampleGroup(NamedTuple):
     """Samples of a part that are shown in one colour."""
 
     label: str
@@ -49,16 +49,16 @@ class Group(NamedTuple):
         return np.asarray(own[np.isfinite(own)])
 
 
-def groups(results: Results) -> list[Group]:
+def groups(results: Results) -> list[SampleGroup]:
     """Right and wrong test inputs (all of them, of a regression), and each OOD set."""
     test = results.test
-    found = [Group("test", draw.TEST, test, np.ones(len(test), dtype=bool))]
+    found = [SampleGroup("test", draw.TEST, test, np.ones(len(test), dtype=bool))]
     if results.is_classification:
-        found = [Group("right", draw.TEST, test, test.right)]
-        found += [Group("wrong", draw.WRONG, test, ~test.right)]
+        found = [SampleGroup("right", draw.TEST, test, test.right)]
+        found += [SampleGroup("wrong", draw.WRONG, test, ~test.right)]
     for i, part in enumerate(results.ood):
         look = draw.OOD[i % len(draw.OOD)]
-        found.append(Group(short(part.name), look, part, np.ones(len(part), dtype=bool)))
+        found.append(SampleGroup(short(part.name), look, part, np.ones(len(part), dtype=bool)))
     return [group for group in found if group.chosen.any()]
 
 
@@ -141,7 +141,7 @@ def _of_target(
 
 
 def _densities(
-    axes: Axes, shown: Sequence[Group], *kinds: Sequence[Array], log: bool = False
+    axes: Axes, shown: Sequence[SampleGroup], *kinds: Sequence[Array], log: bool = False
 ) -> list[str]:
     """A histogram of each group's values, dotted those before calibration; gives the means."""
     pooled = np.concatenate([values for kind in kinds for values in kind])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from covary.runs.predictions import Predictions
-from covary.runs.results import Measured
+from covary.runs.results import MeasuredNumber
 from covary.uncertainty.metrics import METRICS
 
 MINUS = "\N{MINUS SIGN}"
@@ -112,7 +112,7 @@ def fidelity(name: str, value: float | None) -> str:
     return rank(value) if name == "rank" else relative_error(value)
 
 
-def measured(found: Measured) -> str:
+def measured(found: MeasuredNumber) -> str:
     """What a simulation found, with its standard error; relative errors in percent."""
     if found.value is None or found.bar is None:
         return NOTHING

@@ -22,7 +22,7 @@ from covary.progress import Steps
 from covary.runs.config import PER_SAMPLE_HELP, check_covariance
 from covary.runs.directory import Run
 from covary.runs.predictions import joined
-from covary.runs.results import Attack, AttackedNetwork, AttackRow, Spread
+from covary.runs.results import Attack, AttackedNetwork, AttackRow, Quartiles
 from covary.runs.tracking import chosen, quietly
 from covary.settings import supervise_covariance
 from covary.training.config import option
@@ -320,13 +320,13 @@ def _row(attack: str, epsilon: float, target: _Target, moved: Tensor, inputs: _I
     return row, entropy.astype(np.float32)
 
 
-def _spread(values: np.ndarray) -> Spread:
+def _spread(values: np.ndarray) -> Quartiles:
     # A network without any variance has entropy -inf, and no average can take that in.
     finite = values[np.isfinite(values)].astype(np.float64)
     if not finite.size:
-        return Spread(None, None, None, None)
+        return Quartiles(None, None, None, None)
     lower, median, upper = np.quantile(finite, (0.25, 0.5, 0.75)).tolist()
-    return Spread(float(finite.mean()), median, lower, upper)
+    return Quartiles(float(finite.mean()), median, lower, upper)
 
 
 # What the numbers say, in sentences.

@@ -95,9 +95,9 @@ class Run:
 
     environment = _File(results.Environment, "environment.json", "")
     evaluation = _File(results.Evaluation, "evaluation.json", "evaluate")
-    fidelity = _File(results.Fidelity, "fidelity.json", "fidelity")
+    fidelity = _File(results.FidelityResult, "fidelity.json", "fidelity")
     attack = _File(results.Attack, "attack.json", "attack")
-    verification = _File(results.Verification, "verification.json", "verify")
+    verification = _File(results.SteadyVerification, "verification.json", "verify")
     spikes = _File(results.SpikingVerification, "spikes.json", "verify")
     kept_calibration = _File(KeptCalibration, _CALIBRATION, "calibrate")  # of whatever weights
 

@@ -17,7 +17,7 @@ from covary.progress import Steps
 from covary.recording import record
 from covary.runs.directory import Run
 from covary.runs.predictions import numbered
-from covary.runs.results import Measured
+from covary.runs.results import MeasuredNumber
 from covary.stochastic import Chain, Stage
 from covary.stochastic.comparison import Error, correlations, inputs_of, moments_of_inputs
 
@@ -67,10 +67,10 @@ def input_correlations(stage: Stage, before: Moments) -> Tensor:
     return correlations(inputs_of(stage, *before)[1])
 
 
-def relative(errors: Sequence[Error]) -> Measured:
+def relative(errors: Sequence[Error]) -> MeasuredNumber:
     """An error on average over inputs, as results have it."""
     average = Error.average(errors)
-    return Measured(average.value, average.bar, average.floor)
+    return MeasuredNumber(average.value, average.bar, average.floor)
 
 
 def arrays_of(name: str, found: Mapping[str, Sequence[Tensor]]) -> dict[str, np.ndarray]:

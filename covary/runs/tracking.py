@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from covary.covariance import class_name
 from covary.nn import Lift
-from covary.nn.fidelity import Fidelity, Row, TrackingWarning
+from covary.nn.fidelity import Fidelity, FidelityRow, TrackingWarning
 from covary.runs.config import check_covariance
 from covary.runs.directory import Run
 from covary.runs.samples import validation_rows
@@ -41,7 +41,7 @@ class Held(NamedTuple):
     """How covariances are held in a measurement."""
 
     covariance: str
-    fidelity: Row | None = None  # of tracked ones
+    fidelity: FidelityRow | None = None  # of tracked ones
     notes: tuple[str, ...] = ()
 
 

@@ -16,8 +16,8 @@ from covary.runs.directory import HELD_OUT, Run, RunError
 from covary.runs.results import Calibration, HeldOut
 from covary.runs.samples import validation_rows
 from covary.runs.tracking import Held, chosen, quietly
+from covary.uncertainty.agreement import gathered
 from covary.uncertainty.calibration import choose_noise, fit_logits, fit_variance
-from covary.uncertainty.fidelity import gathered
 from covary.uncertainty.fitted import (
     FittedScore,
     cross_fitted,

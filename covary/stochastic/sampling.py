@@ -170,7 +170,7 @@ def simulate_ou(
     chosen = _checked_trace(chain, record_trace or {})
     recorded = min(clock.steps - clock.burn_in, round(trace_duration / clock.dt)) if chosen else 0
     trace: dict[str, list[Tensor]] = {name: [] for name in chosen}
-    network = _Network(chain, means, groups, check_groups(copies, groups), clock)
+    network = _OUNetwork(chain, means, groups, check_groups(copies, groups), clock)
     generator = torch.Generator(means.device).manual_seed(seed)
     moments = _accumulators(chain, groups, len(means))
     looks = 0
@@ -220,7 +220,7 @@ def relaxation_time(time_constants: Sequence[float], *, left: float = _FORGOTTEN
     return high
 
 
-class _Network:
+class _OUNetwork:
     """All copies for all inputs: the state of every layer, the inputs' first.
 
     Where layers follow at once, the state is that of the noise alone.

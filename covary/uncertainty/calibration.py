@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from covary.covariance import Full
 from covary.models import noise_of, with_noise
 from covary.moments import Moments
-from covary.uncertainty.fidelity import gathered
+from covary.uncertainty.agreement import gathered
 from covary.uncertainty.scores import expected_softmax
 
 # What ``choose_noise`` tries: standard deviations, in those of the network's input.

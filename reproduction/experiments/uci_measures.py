@@ -18,9 +18,9 @@ from covary.training import RegressionLoss, TensorBatches, TrainingConfig, fit
 from reproduction import store
 from reproduction.experiment import Measured, Part
 from reproduction.experiments.uci_training import (
-    Calibration,
+    EnsembleCalibration,
+    EnsemblePrediction,
     Job,
-    Prediction,
     Split,
     calibrate,
     densities,
@@ -277,11 +277,11 @@ def _calibrated(part: Part, split: Split) -> list[dict[str, Any]]:
     best = tried[noise]
     final = best["nets"] if len(parts) == 1 else trained([split.whole()], [noise])
     test = [predicted(net, split.x_test) for net in final]
-    together, alone = Prediction.of(test), Prediction.of(test[:1])
+    together, alone = EnsemblePrediction.of(test), EnsemblePrediction.of(test[:1])
     about = {"noise": noise, "held out": best["score"]}
     whole = {
         "calibrated": (best["together"](together), best["together"]._asdict()),
-        "constant variance": (Calibration(0.0, 0.0, best["error"])(together), {}),
+        "constant variance": (EnsembleCalibration(0.0, 0.0, best["error"])(together), {}),
         "one network": (best["alone"](alone), {}),
     }
     return [
@@ -294,8 +294,8 @@ def _calibrated(part: Part, split: Split) -> list[dict[str, Any]]:
 
 def _fitted(outs: Sequence[Sequence[Moments]], target: torch.Tensor) -> dict[str, Any]:
     """Calibrations of an ensemble, and of its first network, by held-out predictions per fold."""
-    together = Prediction.joined([Prediction.of(members) for members in outs])
-    alone = Prediction.joined([Prediction.of(members[:1]) for members in outs])
+    together = EnsemblePrediction.joined([EnsemblePrediction.of(members) for members in outs])
+    alone = EnsemblePrediction.joined([EnsemblePrediction.of(members[:1]) for members in outs])
     least = rounding(target)
     found = calibrate(together, target, least=least)
     return {

@@ -44,7 +44,7 @@ def member_seed(seed: int, member: int) -> int:
     return int(np.random.SeedSequence((seed, member)).generate_state(1)[0])
 
 
-class Workshop:
+class TrainedNetworks:
     """Trains what methods ask for, once, in folders beside that of a run.
 
     All have the widths, rows, batches, budget and optimizer of the run, a trained moment neural
