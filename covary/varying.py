@@ -42,7 +42,7 @@ class Lazy:
         """The tensor."""
         with torch.no_grad():
             found = self._compute()
-        del self._compute  # and what it held
+        del self._compute  # and what it refers to
         return found
 
 

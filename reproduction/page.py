@@ -173,8 +173,8 @@ def _against(experiment: Experiment, record: Mapping[str, Any]) -> str:
     beside = [claim for claim in experiment.claims if claim.ours and not claim.goal]
     verdicts = [claim.verdict(record) for claim in beside]
     known = [verdict for verdict in verdicts if verdict is not None]
-    held = known.count(HOLDS)
-    return f"; of ours {held} of {len(known)} hold" if held < len(known) else ""
+    agree = known.count(HOLDS)
+    return f"; of ours {agree} of {len(known)} hold" if agree < len(known) else ""
 
 
 def unknown(found: Sequence[Section]) -> dict[str, list[Section]]:

@@ -339,7 +339,7 @@ def test_what_cannot_be_done_replaces_nothing(classified):
     assert sorted(out.rglob("*")) == before
 
 
-def test_regression_in_the_units_of_the_target(regressed):
+def test_regression_on_the_scale_of_the_target(regressed):
     rows = {row.method: row.summary for row in regressed[1].rows}
     for name, summary in rows.items():
         assert summary["rmse"].mean > 10  # of a target with a deviation of 77

@@ -21,7 +21,7 @@ from covary import data
 from covary.data import download, images, store, uci
 from covary.data.catalogue import CATALOGUE, Form, SetEntry, uci_entry
 from covary.data.download import CHUNK_BYTES, File, fetch_file
-from covary.data.locking import held
+from covary.data.locking import locked
 from tests import data_files
 from tests.data_files import serve, sha256
 
@@ -74,7 +74,7 @@ def test_of_two_that_miss_a_file_one_fetches_it(tmp_path):
     target = tmp_path / "set" / "numbers.bin"
     with serve({"numbers.bin": CONTENT}) as server, ThreadPoolExecutor() as others:
         fetch_file(file_at(server.url), tmp_path / "elsewhere")  # what it imports takes time, once
-        with held(target.parent, wait=True):
+        with locked(target.parent, wait=True):
             other = others.submit(fetch_file, file_at(server.url), tmp_path)
             with pytest.raises(FuturesTimeoutError):
                 other.result(timeout=0.5)

@@ -32,7 +32,7 @@ def seeded():
 
 
 def networks(outputs=1, **settings):
-    """One for each noise, each with its own weights and units."""
+    """One for each noise, each with its own weights and scale."""
     return [
         nn.Sequential(
             covary.nn.Standardize(torch.randn(FEATURES), torch.rand(FEATURES) + 0.5),

@@ -69,7 +69,7 @@ def said(net: nn.Module) -> list[str]:
 
 
 @pytest.mark.parametrize("name", covariance.names())
-def test_a_training_pass_forgets_the_fidelity_however_covariances_are_held(name):
+def test_a_training_pass_forgets_the_fidelity_however_covariances_are_stored(name):
     net = network(covariance="full")
     covary.track(net, inputs(), progress=False)
     fast = covary.with_covariance(net, "tracked").eval()
@@ -109,7 +109,7 @@ def test_another_width_than_the_good_one_is_warned_of():
     net.lift.set_fidelity(POOR_BUT_FOR_15)
     assert said(net) == []
     poor = covary.with_covariance(net, "tracked:0")
-    assert "poor when held as tracked:0" in said(poor)[0]
+    assert "poor when stored as tracked:0" in said(poor)[0]
     assert said(poor) == [], "once"
     assert said(covary.with_covariance(poor, "tracked")) == []
 

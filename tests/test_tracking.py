@@ -348,7 +348,7 @@ def test_the_least_that_is_good_is_chosen_or_else_the_best(known, chosen):
         (
             fidelity(_0=POOR, _8=GOOD),
             "tracked:0",
-            r"poor when held as tracked:0 .*0\.500, .*off by 90%",
+            r"poor when stored as tracked:0 .*0\.500, .*off by 90%",
         ),
         (fidelity(_0=POOR, _8=GOOD), "tracked:7", r"as tracked:7 .*'tracked:8'\) .*1\.000"),
         (fidelity(_0=POOR, _8=FAIR), "tracked:0", r"Better: .*\(net, 'tracked:8'\)"),

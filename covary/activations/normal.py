@@ -80,7 +80,7 @@ def tail(mu: Tensor, sigma: Tensor) -> Tail:
         g1 = 1 - a * g0
         twice_g2 = g0 - a * g1
         return Tail(a, density, density * g0, density * g1, density * twice_g2)
-    # The differences above lose a^4 / 2 units in the last place: nothing in float64, all of
+    # The differences above lose a^4 / 2 times the rounding error: nothing in float64, all of
     # float32. Starting from the ratio g2 / g1 the same relations only add and multiply.
     above, under = (_horner(coefficients, a) for coefficients in _RATIO)
     twice_ratio = above / under

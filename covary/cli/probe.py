@@ -56,7 +56,7 @@ def fidelity(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare the ways to hold a run's covariance: how exact they are, and what they cost.
+    """Compare the ways to store a run's covariance: how exact they are, and what they cost.
 
     Each is compared with exact covariances (full), on test inputs and on out-of-distribution ones:
     relative errors of mean, variance and covariance, Spearman's rank correlation of entropies, and
@@ -349,7 +349,7 @@ def attack(
         _show_attack(result, network.name)
     for sentence in (*(f"Note: {note}" for note in result.notes), *result.verdict):
         say(sentence)
-    say(f"epsilon is in {result.epsilon_unit}.")
+    say(f"epsilon is in {result.epsilon_scale}.")
     say(f"Written to {opened.attack_path}.")
 
 

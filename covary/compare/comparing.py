@@ -79,7 +79,7 @@ def compare(
         seeds: each trains all networks anew.
         methods: names of ``method_names``; the network that all are compared with is always there.
             None given: all.
-        covariance: how the moment network holds its own where it is measured: ``"tracked"``,
+        covariance: how the moment network stores its own where it is measured: ``"tracked"``,
             ``"full"`` (exact, and dear in wide networks) or ``"diagonal"``.
         chosen: settings of the network and of training, as in ``covary.runs.training.resolve``.
         settings: of the methods compared with.

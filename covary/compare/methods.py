@@ -28,7 +28,7 @@ class Prediction:
         scores: (n,) each, by name: higher where the method is less sure. The first is its usual.
         probabilities: (n, K) of classes; classification alone.
         mean: (n, t) of targets; regression alone, as is the next.
-        covariance: (n, t, t) of targets, in their units squared.
+        covariance: (n, t, t) of targets, on their own scale.
     """
 
     scores: Mapping[str, Tensor]
@@ -194,7 +194,7 @@ def rows_of(
 ) -> dict[str, dict[str, float]]:
     """By score: how good predictions of labels or targets are, and what the score finds.
 
-    Errors, likelihood and coverage of targets are in their own units; ``attacked`` are predictions
+    Errors, likelihood and coverage of targets are on their own scale; ``attacked`` are predictions
     of the first test images, attacked.
     """
     true = truth.numpy()

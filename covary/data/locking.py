@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @contextmanager
-def held(folder: Path, *, wait: bool) -> Iterator[bool]:
+def locked(folder: Path, *, wait: bool) -> Iterator[bool]:
     """Keep other processes that ask for the same folder out of it, meanwhile.
 
     The folder is made if it is not there, and nothing is left of the lock, however the process
@@ -23,14 +23,14 @@ def held(folder: Path, *, wait: bool) -> Iterator[bool]:
         yield False
         return
     handle = os.open(folder, os.O_RDONLY)
-    locked = True
+    is_alone = True
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise
         except OSError:
-            locked = False  # a file system without locks
-        yield locked
+            is_alone = False  # a file system without locks
+        yield is_alone
     finally:
         os.close(handle)

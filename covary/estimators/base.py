@@ -109,8 +109,8 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
     the network that stopped is kept, which has not seen the validation part.
 
     Attributes:
-        network_: raw inputs (n, n_features_in_) -> ``covary.Moments`` of the targets in their
-            units, or of a logit for each class; in double precision and without the calibration.
+        network_: raw inputs (n, n_features_in_) -> ``covary.Moments`` of the targets on their
+            scale, or of a logit for each class; in double precision and without the calibration.
         calibration_: the layer that calibrates what it gives, Moments -> Moments; None without
             ``calibrate``, or where there were too few samples.
         noise_: the noise it has.
@@ -151,7 +151,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
                 ``"auto"`` of ``covary.estimators.NOISES``, the one under which held-out targets
                 have the highest Gaussian log density, or held-out labels the highest
                 log-probability, calibrated if they are; of equally good ones the least.
-            covariance: how covariances are held in training: ``"shared"`` (one for each
+            covariance: how covariances are stored in training: ``"shared"`` (one for each
                 mini-batch, which is fastest), ``"tracked"``, ``"full"`` or ``"diagonal"``.
                 Predictions have one for each sample, diagonal if that was chosen and full if not.
             members: networks in an ensemble, trained together from other initial weights. Their
@@ -164,7 +164,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
             epochs: passes over the training data; None: as make 3000 steps, and 10 at least.
             batch_size: samples in a step.
             lr: learning rate of AdamW, at its highest where it has a schedule.
-            weight_decay: how strongly weights are pulled to zero, per step and unit of ``lr``.
+            weight_decay: how strongly weights are pulled to zero, per step, times ``lr``.
             schedule: of the learning rate: ``"one-cycle"`` (up for 30% of the steps, then down to
                 0), ``"cosine"`` (down to 0) or ``"constant"``.
             early_stopping: stop when the loss on a validation part has not fallen for ``patience``
@@ -184,7 +184,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         self.early_stopping, self.validation_fraction = early_stopping, validation_fraction
         self.patience, self.random_state, self.verbose = patience, random_state, verbose
 
-    _objective: Callable[[nn.Module], nn.Module]  # the loss of a network of standardised units
+    _objective: Callable[[nn.Module], nn.Module]  # the loss of a network of standardised data
     _calibration: Callable[[Moments, Tensor], nn.Module]  # that held-out samples ask for
 
     @abstractmethod
@@ -246,8 +246,8 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
     def _check_parameters(self) -> None:
         if activations.get(self.activation).neuron is not None:
             raise ValueError(
-                "Estimators choose noise in units of standardised inputs, which spiking neurons "
-                f"({self.activation}) do not fire by. Train them with covary.mlp(..., "
+                "Estimators choose noise on the scale of standardised inputs, which spiking "
+                f"neurons ({self.activation}) do not fire by. Train them with covary.mlp(..., "
                 "activation='lif', batch_norm=True) or covary train --activation lif."
             )
         if not 0 < self.validation_fraction < 1:
@@ -301,7 +301,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
             )
 
     def _train(self, task: _Task, jobs: Sequence[_Job], parts: Sequence[Fold]) -> list[nn.Module]:
-        """A network for each job, raw inputs -> moments in target units, all trained at once."""
+        """A network for each job, raw inputs -> moments of raw targets, all trained at once."""
         x, y, outputs, first_seed = task
         data = [Standardized(x[part.training], y[part.training]) for part in parts]
         samples = len(data[0].x)

@@ -1,4 +1,4 @@
-"""Which rows to train on and which to hold out, and data in the units of a network."""
+"""Which rows to train on and which to hold out, and data on the scale of a network."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def cross_validation(n: int, folds: int, seed: int, strata: NDArray[Any] | None)
 
 
 class Standardized:
-    """Raw data (n, d) and targets (n, t), or labels (n,), in the units of a network.
+    """Raw data (n, d) and targets (n, t), or labels (n,), on the scale of a network.
 
     Attributes:
-        x, y: the data in these units, float32 (labels stay as they are).
+        x, y: the data on this scale, float32 (labels stay as they are).
         standardize: the layer that leads there.
         back: the layers that lead back, one for targets and none for labels.
     """
@@ -65,7 +65,7 @@ class Standardized:
         self.x, self.y = self.standardize(x), self.targets(y)
 
     def targets(self, y: Tensor) -> Tensor:
-        """Targets in the units of the network; labels as they are."""
+        """Targets on the scale of the network; labels as they are."""
         for rescale in self.back:
             y = ((y - rescale.shift) / rescale.scale).float()
         return y

@@ -104,7 +104,7 @@ class Fidelity(NamedTuple):
         better = "full" if chosen.is_poor else chosen.covariance
         gain = "exact" if chosen.is_poor else str(chosen)
         return (
-            f"Covariances of this network are poor when held as {named} ({used}). "
+            f"Covariances of this network are poor when stored as {named} ({used}). "
             f"Better: covary.with_covariance(net, {better!r}) ({gain})."
         )
 

@@ -167,7 +167,7 @@ def _densities(
 
 @draw.house_style()
 def entropy_by_layer(results: Results) -> draw.Drawing:
-    """Quantiles of each layer's entropy, in units in which layers can be compared."""
+    """Quantiles of each layer's entropy, on a scale on which layers can be compared."""
     shown = groups(results)
     axes = _layers(results, len(shown))
     medians = {}
@@ -333,7 +333,7 @@ def interval_coverage(results: Results) -> draw.Drawing:
     axes.plot([0, 1], [0, 1], ":", color=draw.SLATE, label="ideal")
     levels = np.linspace(0.02, 0.98, 49)
 
-    def held(part: Part, column: int, levels: Sequence[float] | Array) -> list[float]:
+    def hits(part: Part, column: int, levels: Sequence[float] | Array) -> list[float]:
         error, stddev = part.error[:, column], part.stddev[:, column]
         return [float(metrics.interval_coverage(error, stddev, level)) for level in levels]
 
@@ -344,11 +344,11 @@ def interval_coverage(results: Results) -> draw.Drawing:
         if results.targets > 1:
             name = short(results.target_name(column))
         if results.is_calibrated:
-            raw, label = held(results.test, column, levels), "_" if column else "before calibration"
+            raw, label = hits(results.test, column, levels), "_" if column else "before calibration"
             axes.plot(levels, raw, ":", color=colour, lw=1.0, label=label)
         shown = results.test.calibrated
-        axes.plot(levels, held(shown, column, levels), dash, color=colour, label=name)
-        marked = held(shown, column, LEVELS)
+        axes.plot(levels, hits(shown, column, levels), dash, color=colour, label=name)
+        marked = hits(shown, column, LEVELS)
         axes.plot(LEVELS, marked, "o", color=colour, ms=5)
         pairs = zip(marked, LEVELS, strict=True)
         listed = ", ".join(f"{percent(share)} at {level:.0%}" for share, level in pairs)
@@ -360,7 +360,7 @@ def interval_coverage(results: Results) -> draw.Drawing:
 
 @draw.house_style()
 def residuals(results: Results, column: int) -> draw.Drawing:
-    """Errors in units of their own predicted standard deviation, against a standard Gaussian."""
+    """Errors over their own predicted standard deviation, against a standard Gaussian."""
     test = results.test.calibrated
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = -test.error[:, column] / test.stddev[:, column]

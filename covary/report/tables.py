@@ -108,7 +108,7 @@ def metrics(results: Results) -> Table:
 
 
 def fidelity(measured: FidelityResult) -> Table:
-    """Each way of holding the covariance against the exact one, and what it costs."""
+    """Each way of storing the covariance against the exact one, and what it costs."""
     columns = [name for name in _FIDELITY if name != "argmax" or measured.task == "classification"]
     marks = {measured.chosen: "chosen", "full": "exact"}
     groups, rows = [("cost", 2)], []

@@ -69,7 +69,7 @@ def percent(part: float, whole: float = 1.0, *, decimals: int = 1) -> str:
 
 
 def relative_error(error: float | None) -> str:
-    """An error in units of what is exact, to two digits; it may be larger than that.
+    """An error relative to what is exact, to two digits; it may be larger than that.
 
     Examples:
         >>> relative_error(0.0312), relative_error(2.5), relative_error(1e-6), relative_error(0.0)

@@ -1,4 +1,4 @@
-"""How much each way of holding a covariance agrees with exact ones, and what it costs."""
+"""How much each way of storing a covariance agrees with exact ones, and what it costs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def measure_fidelity(
     seed: int = 0,
     progress: Steps | None = None,
 ) -> FidelityResult:
-    """Compare the ways to hold a run's covariance with exact ones, on inputs it was not trained on.
+    """Compare the ways to store a run's covariance with exact ones, on test and OOD inputs.
 
     Numbers are also written to ``fidelity.json`` in the run's folder, entropies of every sample to
     ``fidelity.npz``. If tracked covariances were never measured they are first, on training inputs,

@@ -128,7 +128,7 @@ class KeptCalibration(CalibrationNumbers, Stored):
     samples: int
     notes: tuple[str, ...]
     weights: str  # digest of the network
-    covariance: str  # how it was held
+    covariance: str  # how it was stored
     scores: tuple[str, ...]  # fitted beside it
 
     def __post_init__(self) -> None:
@@ -179,7 +179,7 @@ class Evaluation(Result):
     features: tuple[str, ...]
     targets: tuple[str, ...]
     image_shape: tuple[int, ...] | None
-    covariance: str  # how it was held
+    covariance: str  # how it was stored
     fidelity: TrackedFidelity | None = None  # of tracked covariances
     parts: Mapping[str, Numbers]  # part -> metrics
     scores: Mapping[str, Mapping[str, Numbers]] = field(default_factory=dict)  # by part and name
@@ -246,7 +246,7 @@ class Attack(Result):
     search_covariance: str
     samples: int
     epsilons: tuple[float, ...]
-    epsilon_unit: str
+    epsilon_scale: str
     clip: bool
     gradient: str
     pgd: Mapping[str, float | bool]  # its settings; the size of a step is in parts of epsilon
@@ -271,7 +271,7 @@ class Attack(Result):
 
 @dataclass(frozen=True)
 class Representation:
-    """One way of holding the covariance: what it costs, and how close to the exact it comes."""
+    """One way of storing the covariance: what it costs, and how close to the exact it comes."""
 
     name: str  # of the covariance: "full", "tracked:N", "shared" or "diagonal"
     time_over_plain: float | None  # of a batch, in times of the plain network's

@@ -151,7 +151,7 @@ def simulate_ou(
         tau: time constant of the inputs.
         ratio: of a layer's time constant and that of the layer before it, 0 to 1.
         method: ``"euler-maruyama"``, where the variance of noise is sigma^2 / (1 - dt / 2 tau), or
-            ``"exponential"``, where it is sigma^2 for any step: inputs are held for a step, and the
+            ``"exponential"``, where it is sigma^2 for any step: inputs are constant for it, and the
             rest is solved.
         burn_in: time before anything is recorded; None: until a thousandth is left of the start,
             which is the network's rest without noise (``relaxation_time``).

@@ -216,12 +216,12 @@ def epochs_of(steps: int, samples: int, batch_size: int) -> int:
 
 
 def predicted(net: nn.Module, x: Tensor, covariance: str = "full") -> Moments:
-    """What a network says of inputs (n, d), with covariances held like that."""
-    held = with_covariance(net, covariance)
+    """What a network says of inputs (n, d), with covariances stored like that."""
+    twin = with_covariance(net, covariance)
     widest = max(layer.weight.shape[0] for layer in _linear(net))
     size = max(1, _NUMBERS_AT_A_TIME // widest**2)
     with torch.no_grad():
-        return gathered([held(some) for some in torch.split(x, size)])
+        return gathered([twin(some) for some in torch.split(x, size)])
 
 
 def densities(out: Moments, y: Tensor) -> Tensor:
@@ -239,7 +239,7 @@ TARGETS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def with_waves(x: Tensor, training: Tensor, waves: Sequence[float]) -> Tensor:
-    """(n, d (1 + 2 waves)) inputs and their waves, in units of the training part's deviations."""
+    """(n, d (1 + 2 waves)) inputs and their waves, over the training part's deviations."""
     if not waves:
         return x
     scale = training.std(0, correction=0)
@@ -352,13 +352,13 @@ def calibrate(out: EnsemblePrediction, y: Tensor, *, least: float = 0.0) -> Ense
         least: what ``rest`` has to be at least, such as ``rounding(y)``.
     """
     error = y[:, 0] - out.mean
-    unit = error.square().mean()
-    parts = torch.stack([out.variance, out.spread, unit.expand(len(error))])
+    mean_square = error.square().mean()
+    parts = torch.stack([out.variance, out.spread, mean_square.expand(len(error))])
     level = parts.mean(1, keepdim=True)
     # A single network has no spread.
     shares = parts / torch.where(level > 0, level, 1.0)
-    squared = error.square() / unit
-    floor = least / unit.item() + 1e-8
+    squared = error.square() / mean_square
+    floor = least / mean_square.item() + 1e-8
 
     def loss(logs: Tensor) -> Tensor:
         var = logs.exp() @ shares + floor
@@ -381,6 +381,6 @@ def calibrate(out: EnsemblePrediction, y: Tensor, *, least: float = 0.0) -> Ense
         value = loss(found).item()
         if value < lowest:
             best, lowest = found, value
-    scales = (best.exp() * unit / torch.where(level > 0, level, unit)[:, 0]).tolist()
-    rest = (scales[2] + floor) * unit.item()
+    scales = (best.exp() * mean_square / torch.where(level > 0, level, mean_square)[:, 0]).tolist()
+    rest = (scales[2] + floor) * mean_square.item()
     return EnsembleCalibration(scales[0], scales[1] if level[1] > 0 else 0.0, rest)

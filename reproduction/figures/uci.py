@@ -81,7 +81,7 @@ def table(record: Record) -> ShownTable:
     return ShownTable(
         _HEAD,
         rows,
-        "Log-likelihood per sample (nats), in the units of the target. Published: mean and the "
+        "Log-likelihood per sample (nats), on the scale of the target. Published: mean and the "
         "number in brackets as printed, which the paper calls a standard deviation; ours: mean and "
         "standard error over the published splits (20; 5 for protein). R: ReLU, H: Heaviside. The "
         "last two columns are of log-transformed targets: log y for yacht, log(1 + y) for "

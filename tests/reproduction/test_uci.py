@@ -107,7 +107,7 @@ def test_many_jobs_come_back_in_their_order():
         assert torch.equal(list(nets[seed].children())[2].weight, start)
 
 
-def test_densities_are_those_of_a_gaussian_in_the_targets_units():
+def test_densities_are_those_of_a_gaussian_on_the_targets_scale():
     mean, var = torch.tensor([[1.0], [-2.0]]).double(), torch.tensor([[0.3], [4.0]]).double()
     y = torch.tensor([[1.5], [3.0]]).double()
     matrix = var[..., None]
@@ -304,7 +304,7 @@ def test_targets_are_transformed_before_anything_else(small_set, targets, change
     np.testing.assert_allclose(found.y.numpy(), change(raw.y.numpy()))
 
 
-def test_waves_are_of_inputs_in_units_of_the_training_part():
+def test_waves_are_of_inputs_on_the_scale_of_the_training_part():
     x = np.random.default_rng(0).normal(3.0, 2.0, (9, 2))
     training, test = torch.from_numpy(x[:6]), torch.from_numpy(x[6:])
     z = (x[6:] - x[:6].mean(0)) / x[:6].std(0)
