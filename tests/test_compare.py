@@ -24,7 +24,7 @@ from covary.compare import (
     compare,
     comparing,
     method_names,
-    workshop,
+    trained_networks,
 )
 from covary.compare.methods import rows_of
 from covary.compare.trained_networks import TrainedNetworks, member_seed
@@ -69,7 +69,7 @@ def untrained(monkeypatch):
     def fail(*_args: Any, **_kwargs: Any) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(workshop, "fit", fail)
+    monkeypatch.setattr(trained_networks, "fit", fail)
 
 
 def again(out: Path, data: str = "digits", **more: Any) -> Comparison:

@@ -33,7 +33,7 @@ class Group:
     """Methods that share their networks.
 
     Attributes:
-        trains: the kind of network, by the workshop's names ("mnn" is the run).
+        trains: the kind of network, by the names of ``KINDS`` ("mnn" is the run).
         name: of the method as it comes.
         description: what it does; may name settings of the comparison in braces.
         rule: how it predicts.
