@@ -89,7 +89,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path, remedy: str = "") -> dict[str, Any]:
-    """The object that a file of JSON holds, NaN and infinity as None; ``remedy`` ends an error."""
+    """The object in a file of JSON, NaN and infinity as None; ``remedy`` ends an error."""
     try:
         content = json.loads(read_text(path))
     except (json.JSONDecodeError, RecursionError) as error:

@@ -42,7 +42,7 @@ class DrawnVariances:
             self._products[suffix] = self._products.get(suffix, 0.0) + apart[i] * apart[j]
 
     def measured(self) -> dict[str, Tensor]:
-        """By suffix of the call's name, of size 1 along the batch."""
+        """What was found, by suffix of the call's name; of size 1 along the batch."""
         found = {}
         for suffix, i, j in _pairs(len(self._sums)):
             of_means = self._sums[i] * self._sums[j] / self._count

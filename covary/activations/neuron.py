@@ -142,7 +142,7 @@ class _Passage(NamedTuple):
     rate_by_integral: Tensor  # how the rate falls with that of f1, over rate and e^{-p^2}
 
     def difference(self, name: str) -> Tensor:
-        """Upper minus lower end, times e^{-p^2}; of functions that grow twice as fast, squared."""
+        """The function at the upper end minus that at the lower, times e^{-growth p^2}."""
         upper, lower = self.ends.look_up(name).unbind()
         ratio = self.ratio if FAMILIES[name].growth == 1 else self.ratio.square()
         return upper.addcmul_(ratio, lower, value=-1)

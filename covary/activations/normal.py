@@ -106,7 +106,7 @@ def _plus_product(constant: float, x: Tensor, y: Tensor, *, factor: float = 1.0)
 
 
 def _positive(mu: Tensor, beyond: Tail) -> Tensor:
-    """P(x > 0) for x ~ N(mu, var), from the tail beyond; of mu, its sign counts alone."""
+    """P(x > 0) for x ~ N(mu, var), from the tail beyond |mu| and the sign of mu."""
     # |1 - mass| or |0 - mass|. A torch.where on signs that come at random is far slower: no
     # processor guesses them; and so is a comparison, whose result has to be converted.
     return (mu.detach().sign().relu() - beyond.mass).abs()

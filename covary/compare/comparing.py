@@ -70,7 +70,7 @@ def compare(
     All networks have the same widths, rows, batches, optimizer and number of epochs. What a method
     needs beyond that (a temperature, a constant variance, a prior) is fitted on the run's held-out
     rows. Results go to ``compare.json`` in the folder; each method's numbers for a seed are kept as
-    soon as they are there, each network when it is trained, and go on from there with ``resume``.
+    soon as they are measured, each network as soon as it is trained; ``resume`` goes on from there.
 
     Args:
         data: which data.
@@ -236,7 +236,7 @@ def _clear(path: Path) -> None:
 
 
 def _kept(cls: type[Kept], path: Path) -> Kept | None:
-    """What a file holds that an earlier comparison has left; None if there is none."""
+    """The content of a file that an earlier comparison left; None if there is none."""
     return decoded(cls, read_json(path, _ANEW), str(path), _ANEW) if path.exists() else None
 
 

@@ -139,7 +139,7 @@ def by_average(draws: nn.Module, x: Tensor) -> Prediction:
 def by_density(net: nn.Module, x: Tensor, *, score: FittedScore) -> Prediction:
     """Classes by the softmax of the mean; the score is one of all layers, ``fitted`` to the net.
 
-    In one pass. The network gives Moments or logits (B, K).
+    It takes one pass. The network gives Moments or logits (B, K).
     """
     features, out = FEATURES[score.features](net, x)
     mean = mean_of(out).cpu()

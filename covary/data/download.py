@@ -51,7 +51,7 @@ class File:
     make: Callable[[Sequence[Path], Path], None] | None = None  # make(sources, path)
 
     def check(self, path: Path) -> None:
-        """Raise a ``DataError`` unless ``path`` holds the right content."""
+        """Raise a ``DataError`` unless ``path`` has the right content."""
         if self.sha256 is not None and (got := self.digest(path)) != self.sha256:
             raise DataError(
                 f"{path} is damaged or another version: its SHA-256 is {got}, expected "

@@ -1,4 +1,4 @@
-"""Readers of the files of image sets. Their SHA-256 was checked, so what they hold is known."""
+"""Readers of the files of image sets. Their SHA-256 was checked, so their content is known."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read_cifar_set(
 ) -> Arrays:
     """CIFAR straight from its archive, of which some members are the training and the test part.
 
-    They hold records of one or two label bytes, of which the last counts, and a 3 x 32 x 32 image.
+    Files are records of one or two label bytes, of which the last counts, and a 3 x 32 x 32 image.
     """
     (path,) = paths
     found = {}

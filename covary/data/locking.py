@@ -1,4 +1,4 @@
-"""One process at a time in a folder."""
+"""A lock that lets one process at a time into a folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def locked(folder: Path, *, wait: bool) -> Iterator[bool]:
-    """Keep other processes that ask for the same folder out of it, meanwhile.
+    """Keep other processes that ask for the same folder out of it within this block.
 
     The folder is made if it is not there, and nothing is left of the lock, however the process
     ends. Waits until others are done, or raises a ``BlockingIOError``. Where the system has no such

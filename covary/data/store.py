@@ -64,7 +64,7 @@ def _folders(data_dir: Folder | None) -> Iterator[Path]:
 
 
 def _find(entry: SetEntry, data_dir: Folder | None) -> tuple[Path, Form] | None:
-    """The first folder that holds all files of one of the forms."""
+    """The first folder that has all files of one of the forms."""
     for folder in _folders(data_dir):
         for form in entry.forms:
             if all((folder / file.path).exists() for file in form.files):
@@ -91,7 +91,7 @@ def status(name: str, data_dir: Folder | None = None) -> Status:
 
 
 def fetch(name: str, *, data_dir: Folder | None = None, progress: bool = True) -> Path:
-    """Download what is missing or damaged of a set; returns the folder that holds its files.
+    """Download what is missing or damaged of a set; returns the folder of its files.
 
     Nothing is done for a set that is found and verified. Files go to ``data_dir`` if given, else to
     the folder that ``$COVARY_DATA`` names if it can be written to, else to the user's cache. Those
@@ -134,7 +134,7 @@ def load(
     """A named set, with the SHA-256 of every file it is read from checked.
 
     The files are looked for in ``data_dir``, in the folder that ``$COVARY_DATA`` names and in the
-    user's cache; the first that holds the set wins.
+    user's cache; the first that has the set wins.
 
     Args:
         name: one of ``names()``.

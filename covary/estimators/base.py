@@ -278,7 +278,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         return tuple(sorted({float(noise) for noise in noises}))
 
     def _parts(self, n: int, seed: int, strata: NDArray[Any] | None) -> list[Fold]:
-        """What is held out from whom, if anything has to be and there is enough of it."""
+        """The folds by which something is chosen or fitted; none if nothing is, or rows are few."""
         if not (self.early_stopping or self.calibrate or len(self._noises) > 1):
             return []
         if self.folds and not self.early_stopping:
@@ -377,7 +377,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         return float(self._scores(calibrated, y, calibrated=True).mean())
 
     def _calibrated(self, calibrated: bool | None) -> bool:
-        """Whether what is predicted shall be; as ``fit`` made it possible, if nobody says."""
+        """Whether to calibrate predictions: as asked for, by default if there is a calibration."""
         check_is_fitted(self)
         if calibrated and self.calibration_ is None:
             raise ValueError(
@@ -386,7 +386,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         return self.calibration_ is not None if calibrated is None else calibrated
 
     def _outputs(self, X: ArrayLike, calibrated: bool | None = None) -> Iterator[Moments]:
-        """What the network gives, as many rows at a time as memory should hold."""
+        """What the network gives, as many rows at a time as fit into memory."""
         wanted = self._calibrated(calibrated)
         x = torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
         for some in torch.split(x, self._rows_at_a_time()):

@@ -40,7 +40,7 @@ class Results:
 
     @property
     def simulated(self) -> SteadyVerification | SpikingVerification | None:
-        """What the network was simulated for; None if it was not."""
+        """The verification, spiking or not; None if the network was not simulated."""
         return self.run.verification or self.run.spikes
 
     @property

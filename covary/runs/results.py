@@ -99,7 +99,7 @@ class TrackedFidelity:
     error: float | None  # of the covariance, relative to the exact one
 
     def row(self) -> FidelityRow:
-        """With numbers where something is undefined, to judge it by."""
+        """The row to judge it by: NaN and infinity stand for what is undefined."""
         rank = math.nan if self.rank is None else self.rank
         error = math.inf if self.error is None else self.error
         return FidelityRow(exact_units(self.covariance) or 0, rank, error)
@@ -138,7 +138,7 @@ class KeptCalibration(CalibrationNumbers, Stored):
         self.layer()
 
     def layer(self) -> Calibration:
-        """The calibration."""
+        """The calibration as a layer."""
         return from_dict({key: value for key, value in asdict(self).items() if value is not None})
 
 
@@ -264,7 +264,7 @@ class Attack(Result):
         return list(dict.fromkeys(row.attack for row in self.rows if row.network == network))
 
     def of(self, attack: str, network: str) -> list[AttackRow]:
-        """By epsilon."""
+        """Rows of an attack on a network, by epsilon."""
         found = [row for row in self.rows if (row.attack, row.network) == (attack, network)]
         return sorted(found, key=lambda row: row.epsilon)
 

@@ -37,7 +37,7 @@ _REGULAR = 0.6
 
 
 class _SpikingInput(NamedTuple):
-    """All of one input."""
+    """Moments and simulated spikes of one input."""
 
     output: moments.Moments
     analytic: list[Moments]  # of the inputs first, then of each layer

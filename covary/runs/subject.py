@@ -1,4 +1,4 @@
-"""A trained network that is simulated on some test inputs: what both kinds of it share."""
+"""A trained network that is simulated on some test inputs, by draws or spikes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Subject:
     started: datetime
 
     def inputs(self) -> Iterator[OneInput]:
-        """One after another."""
+        """The inputs, one after another."""
         for i, x in enumerate(self.run.data.x_test[torch.from_numpy(self.rows)]):
             yield i, x[None], numbered(self.progress, i, len(self.rows))
 

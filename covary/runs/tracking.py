@@ -90,7 +90,7 @@ def summary(fidelity: Fidelity, asked: str) -> str:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """No warning of poor tracked covariances, where they are reported in another way."""
+    """Within this block nothing warns of poor tracked covariances: notes report them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrackingWarning)
         yield

@@ -47,8 +47,8 @@ def known_or_fitted(
     """What is in the run's folder if it is of these weights and covariances; else fit it now.
 
     What is there for other covariances of the same weights stays there: the noise that it has may
-    have been chosen with care, and is taken here too. ``net`` is the run's network, which holds its
-    covariances like ``how`` says.
+    have been chosen with care, and is taken here too. ``net`` is the run's network, which stores
+    its covariances as ``how`` says.
     """
     kept, covariance = run.kept_calibration, how.covariance
     if kept is not None and kept.weights != run.weights:
@@ -120,7 +120,7 @@ def calibrate(
 
 
 def _held_out(run: Run) -> Tensor:
-    """In random order, so that the first of them stand for all."""
+    """Held-out rows in random order, so that the first of them stand for all."""
     return validation_rows(len(run.data.x), run.config)[0][:_MOST]
 
 

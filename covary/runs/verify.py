@@ -125,7 +125,7 @@ def verify(
 
 
 class _Seen(NamedTuple):
-    """All of one input; lists have an entry for each stage."""
+    """Moments and simulations of one input; lists have an entry for each stage."""
 
     analytic: list[Moments]  # of the inputs first, then of each stage
     estimates: dict[str, list[Estimate]]  # by simulation

@@ -138,7 +138,7 @@ def simulate_ou(
 
     tau_l dx = (-x + W v + b) dt + sqrt(2 tau_l) sigma dB, v = h(x): the paper's Eq. (stoc_network)
     for all tau_l = 1 (``ratio=1``). There each layer averages over the fluctuations of the one
-    before it, and so halves their variance, say. Moments as a moment neural network has them are
+    before it, which can halve their variance. Moments as a moment neural network has them are
     those of layers that are much faster than the ones before them: tau_l = tau ratio^(l - 1) in
     the limit ``ratio=0``, where x = W v + b + (an Ornstein-Uhlenbeck process of variance sigma^2).
 
@@ -364,7 +364,7 @@ def _without_neurons(net: nn.Module | Chain) -> Chain:
 
 
 def _accumulators(chain: Chain, groups: int, batch: int) -> dict[str, StreamingMoments]:
-    """Empty ones for every stage."""
+    """An empty ``StreamingMoments`` for every stage."""
     return {
         stage.name: StreamingMoments(groups, batch, stage.units, device=stage.weight.device)
         for stage in chain.stages

@@ -85,7 +85,7 @@ class GaussianLikelihood(_StandardisedLoss):
     """(x, y) -> negative log-likelihood of standardised targets, by means and variances.
 
     For networks that give ``Moments``. Gradients flow through the covariance too: in a moment
-    neural network this is SMSC, supervised mean and supervised covariance. Units are those of
+    neural network this is SMSC, supervised mean and supervised covariance. The scale is that of
     ``RegressionLoss``.
     """
 

@@ -205,7 +205,7 @@ def rmse(mean: ArrayLike, target: ArrayLike) -> float:
 def crps_gaussian(mean: ArrayLike, stddev: ArrayLike, target: ArrayLike) -> float:
     """Average continuous ranked probability score of N(mean, stddev^2), of arrays of one shape.
 
-    ``s (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi))`` with ``z = (target - mean) / s``: in the
+    ``s (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi))`` with ``z = (target - mean) / s``: on the
     scale of the target, lower is better, and the absolute error where ``s`` is 0. NaN of none.
     """
     centre, spread, true = _alike("crps_gaussian", mean=mean, stddev=stddev, target=target)
@@ -302,7 +302,7 @@ def of_probabilities(probabilities: ArrayLike, labels: ArrayLike) -> dict[str, f
 def of_moments(mean: ArrayLike, covariance: ArrayLike, target: ArrayLike) -> dict[str, float]:
     """Every metric of means (n, t), covariances (n, t, t) and targets (n, t), by name.
 
-    On the scale of the targets.
+    Errors and widths are on the scale of the targets.
     """
     matrices = np.asarray(covariance, dtype=np.float64)
     return _every("moments", Predicted(np.asarray(mean), matrices, np.asarray(target)))
@@ -345,7 +345,7 @@ def _log_likelihood(known: Predicted) -> float:
 
 
 def _spearman(known: Predicted) -> float:
-    """Averaged over the targets."""
+    """Rank correlation of error size and stddev, averaged over the targets."""
     pairs = zip(np.abs(known.error).T, known.stddev.T, strict=True)
     return _mean([rank_correlation(*pair) for pair in pairs])
 
