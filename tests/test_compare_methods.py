@@ -39,8 +39,8 @@ def seeded():
 
 
 def regression_net(noise: float = 0.2, targets: int = 2) -> nn.Sequential:
-    units = Rescale(torch.arange(1.0, 1.0 + targets), torch.arange(2.0, 2.0 + targets))
-    return nn.Sequential(*covary.mlp([4, 6, targets], noise=noise), units)
+    rescale = Rescale(torch.arange(1.0, 1.0 + targets), torch.arange(2.0, 2.0 + targets))
+    return nn.Sequential(*covary.mlp([4, 6, targets], noise=noise), rescale)
 
 
 def test_dropout_stands_behind_each_activation_and_nowhere_else():

@@ -26,7 +26,7 @@ _BINS = {
     0.8: ("to 0.8", draw.AMBER, "D"),
     1.0: ("above", draw.ORANGE, "^"),
 }
-# What of each layer of neurons is shown, its error, and in which units.
+# What of each layer of neurons is shown, its error, and the factor for what is shown.
 _NEURONS = {
     "rate": ("rate (spikes/s)", "rate", 1000.0),
     "fano": ("Fano factor", "fano", 1.0),
