@@ -299,7 +299,7 @@ def resnet(what: str) -> dict[str, Any]:
             except MemoryError as error:
                 refused = str(error)
     seconds = time.perf_counter() - began
-    found = {"batch": batch, "MB": round(memory.held()), "seconds": round(seconds, 1)}
+    found = {"batch": batch, "MB": round(memory.most_used()), "seconds": round(seconds, 1)}
     return found | ({} if refused is None else {"covariance refused": refused})
 
 

@@ -12,8 +12,8 @@ from benchmarks.steps import BATCH, WIDTHS, batch_of, build, training_step
 from covary.runs.costs import peak
 
 
-def held() -> float:
-    """The most memory that this process has held so far, in MB."""
+def most_used() -> float:
+    """The most memory that this process has used so far, in MB."""
     most = peak()
     assert most is not None, "this system does not tell"
     return most
@@ -22,10 +22,10 @@ def held() -> float:
 def above_idle(kind: str) -> float:
     x, y = batch_of(BATCH, WIDTHS[0])
     step = training_step(build(kind, WIDTHS), x, y)
-    idle = held()
+    idle = most_used()
     for _ in range(3):
         step()
-    return held() - idle
+    return most_used() - idle
 
 
 def measure(kind: str) -> float:

@@ -31,7 +31,7 @@ CONFIG = TrainingConfig(epochs=500, batch_size=128, lr=1e-3, weight_decay=0.0)  
 
 
 def network(split: data.Dataset, seed: int) -> nn.Sequential:
-    """d-50-1 in raw units."""
+    """d-50-1 on the raw scale."""
     torch.manual_seed(seed)
     return nn.Sequential(
         covary.nn.Standardize.of(split.x),

@@ -96,7 +96,7 @@ def train(x: Tensor, y: Tensor, *, epochs: int = EPOCHS, seed: int = 0) -> dict[
     """The state of the epoch with the best validation accuracy; AdamW, one cycle, shifts, flips."""
     net = build(seed)
     order = shuffled(len(x), seed)
-    held, order = order[:VALIDATION], order[VALIDATION:]
+    held_out, order = order[:VALIDATION], order[VALIDATION:]
     optimizer = torch.optim.AdamW(net.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     steps = epochs * (len(order) // BATCH)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps)
@@ -112,7 +112,7 @@ def train(x: Tensor, y: Tensor, *, epochs: int = EPOCHS, seed: int = 0) -> dict[
             optimizer.step()
             schedule.step()
         net.eval()
-        reached = accuracy(net, x[held], y[held])
+        reached = accuracy(net, x[held_out], y[held_out])
         seconds = time.perf_counter() - began
         print(f"epoch {epoch + 1}: validation accuracy {reached:.4f}, {seconds:.1f} s", flush=True)
         if reached > best:

@@ -27,7 +27,7 @@ from covary import data
 from covary.models import plain
 from covary.nn.fidelity import Fidelity, TrackingWarning
 from covary.runs import costs
-from covary.uncertainty.fidelity import agreement, gathered
+from covary.uncertainty.agreement import agreement, gathered
 
 # What the project promises: forward passes of the plain network, and Spearman's correlation.
 MOST_OVER_PLAIN = {"relu": 9.0, "heaviside": 40.0}
@@ -95,7 +95,7 @@ def medians(ways: dict[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def fidelity(net: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Any]:
-    """Agreement of every way of holding the covariance with exact ones."""
+    """Agreement of every way of storing the covariance with exact ones."""
     kinds = [*(row.covariance for row in Fidelity.of(_table(net)).rows), "diagonal"]
     found: dict[str, Any] = {kind: {} for kind in kinds}
     for part, x in inputs.items():
@@ -184,7 +184,7 @@ def _peak() -> float:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", TrackingWarning)
         net.eval()(x).entropy()
-    return memory.held()
+    return memory.most_used()
 
 
 def broken_promises(measured: dict[str, Any]) -> list[str]:

@@ -29,7 +29,7 @@ from covary.covariance import Covariance, Full, Tracked
 from covary.nn.fidelity import TrackingWarning
 from covary.runs.directory import weights_digest
 from covary.training.batches import shuffled
-from covary.uncertainty.fidelity import agreement
+from covary.uncertainty.agreement import agreement
 
 SEED = 0
 FIT_SAMPLES, SAMPLES = 256, 1000

@@ -2,7 +2,7 @@
 
     python -m benchmarks.uci [--sets energy yacht] [--recipes default]
 
-Targets are raw, log-likelihoods (nats per sample) in their original units. What is chosen (the
+Targets are raw, log-likelihoods (nats per sample) on their original scale. What is chosen (the
 noise) and what is fitted (scale and offset of the variance) comes from cross-validation within each
 training split; the test part is looked at once, by networks trained on the whole training split:
 
@@ -39,8 +39,8 @@ from covary.estimators.data import Standardized, cross_validation
 from covary.moments import Moments
 from covary.training import RegressionLoss, TrainingConfig, fit
 from covary.training.replicas import ReplicaLoss
+from covary.uncertainty.agreement import gathered
 from covary.uncertainty.calibration import combined, fit_variance
-from covary.uncertainty.fidelity import gathered
 from covary.uncertainty.metrics import interval_coverage
 from reproduction.experiments.uci_training import Job, batches_of
 
@@ -116,7 +116,7 @@ def densities(out: Moments, y: Tensor) -> Tensor:
 
 
 def measured(out: Moments, y: Tensor) -> dict[str, float]:
-    """What is reported of predictions for the test part, in the units of the target."""
+    """What is reported of predictions for the test part, on the scale of the target."""
     error = (out.mean - y).abs().numpy()
     return {
         "log-likelihood": densities(out, y).mean().item(),
@@ -297,7 +297,7 @@ def collected() -> dict[str, Any]:
                     seconds[f"{name} {recipe_name} {kind}"] = found["seconds"]
     recipes = {name: {**asdict(recipe), "folds": FOLDS} for name, recipe in RECIPES.items()}
     return {
-        "units": "nats per sample, targets as published (raw, original units)",
+        "scale": "nats per sample, targets as published (raw)",
         "splits": SPLITS,
         "recipes": recipes,
         "table": table,

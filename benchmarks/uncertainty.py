@@ -128,7 +128,7 @@ def attacked(run: Run, name: str, **settings: Any) -> dict[str, Any]:
     if found.get("weights") != run.weights:
         found = attack_run(run, AttackConfig(**settings)).to_json()
         path.write_text(json.dumps(found), encoding="utf-8")
-    kept = ("samples", "epsilons", "epsilon_unit", "pgd", "square", "networks", "rows", "verdict")
+    kept = ("samples", "epsilons", "epsilon_scale", "pgd", "square", "networks", "rows", "verdict")
     return {key: found[key] for key in kept}
 
 

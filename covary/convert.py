@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from covary.covariance.sweep import Swept
 from covary.inputs import Inputs, batch_of, device_of, repeated, some
 from covary.linalg import is_finite
-from covary.measuring import Measurements, Spread, by_name, described
+from covary.measuring import DrawnVariances, Measurements, by_name, described
 from covary.models import evaluating, left_alone, twin_of
 from covary.moments import Moments
 from covary.nn import Dropout, Lift
@@ -27,7 +27,7 @@ from covary.passes import Call, DrawPass, MomentPass, Pass, has_errors
 from covary.settings import values_are_checked, without_autocast
 from covary.sources import (
     DropoutOption,
-    Noise,
+    GaussianNoise,
     NoiseOption,
     NoisePlan,
     Plan,
@@ -82,8 +82,8 @@ def convert(
         dropout: whether the model's dropout layers are sources of noise, as in MC dropout: True
             for all, or a list of paths of modules. Else they do nothing, as in evaluation.
         sources: more sources, by the path of the module at whose output they enter, or by
-            ``"input"``: ``covary.sources.Relative(0.01)``, ``Rounding(step)``, ``Noise(sigma)``, or
-            a list of them.
+            ``"input"``: ``Relative(0.01)``, ``Rounding(step)`` or ``GaussianNoise(sigma)`` of
+            ``covary.sources``, or a list of them.
         start: the path of a module: noise enters at its inputs and behind, and all before it runs
             as it is (the paper's mixed network).
         batch_dim: which dimension of the inputs is the batch. Moments have it in front.
@@ -348,7 +348,7 @@ class Converted(nn.Module):
             outputs = self._run(look, inputs)
             if checks:
                 _check_equal(outputs, self._run(self._moment_pass(None), inputs))
-            spreads = {name: Spread(axes) for name, axes in look.axes.items()}
+            spreads = {name: DrawnVariances(axes) for name, axes in look.axes.items()}
 
             def observe(name: str, values: Sequence[Tensor]) -> None:
                 spreads[name].add(values)
@@ -460,7 +460,7 @@ def _from_chain(
                 raise ValueError("convert takes no network of Poisson inputs: use covary.nn alone.")
             noise["input"] = 0.0 if layers else layer.noise
             if layers:
-                entering[next(reversed(layers))] = Noise(layer.noise)
+                entering[next(reversed(layers))] = GaussianNoise(layer.noise)
         elif isinstance(layer, Noisy):
             waiting += layer.noise**2
         else:
@@ -472,7 +472,7 @@ def _from_chain(
             if isinstance(found, Function):
                 noise[name], waiting = math.sqrt(waiting), 0.0
     if waiting:
-        entering[next(reversed(layers))] = Noise(math.sqrt(waiting))
+        entering[next(reversed(layers))] = GaussianNoise(math.sqrt(waiting))
     return nn.Sequential(OrderedDict(layers)).eval(), noise, entering, drops
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor
 
 
 class FileError(ValueError):
-    """A file that cannot be read, or does not hold what it should. The message names it."""
+    """A file that cannot be read, or does not contain what it should. The message names it."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -43,6 +44,11 @@ def write_atomically(path: Path, content: bytes) -> None:
             raise
         # "No space left on device" alone does not say where.
         raise type(error)(error.errno, error.strerror, str(path)) from error
+
+
+def escaped(text: str, characters: str) -> str:
+    """The text with these characters (a regular expression) as ``\\u001b``, as JSON reads them."""
+    return re.sub(characters, lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -83,7 +89,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path, remedy: str = "") -> dict[str, Any]:
-    """The object that a file of JSON holds, NaN and infinity as None; ``remedy`` ends an error."""
+    """The object in a file of JSON, NaN and infinity as None; ``remedy`` ends an error."""
     try:
         content = json.loads(read_text(path))
     except (json.JSONDecodeError, RecursionError) as error:

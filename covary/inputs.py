@@ -40,7 +40,7 @@ def some(inputs: Any, which: slice, batch_dim: int) -> Any:
 
 
 def repeated(inputs: Any, times: int, batch_dim: int) -> Any:
-    """The same inputs with every sample so often, one copy behind the other."""
+    """The same inputs with every sample so many times, one copy behind the other."""
     return _each(
         inputs,
         lambda value: value.repeat_interleave(times, batch_dim),

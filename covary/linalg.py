@@ -92,7 +92,7 @@ def _finite(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _decomposed(decompose: Callable[[Tensor], Any], matrices: Tensor) -> Any:
-    """Eigenvalues, and vectors, of (B, n, n) matrices, found in float64 if they must."""
+    """Eigenvalues, and vectors, of (B, n, n) matrices; in float64 where float32 fails."""
     # In float32, LAPACK gives up on some matrices with many dead units, and with one of them on the
     # whole batch; or it gives NaN, and does not say so.
     matrices = _without_dust(matrices)
@@ -122,7 +122,7 @@ def _without_dust(matrices: Tensor) -> Tensor:
 def in_chunks(
     compute: Callable[[slice], Tensor], batch: int, numbers: int, device: torch.device
 ) -> Tensor:
-    """``compute`` for all samples, as many at a time as have so many numbers each in the cache."""
+    """``compute`` of all samples, of so many ``numbers`` each, in chunks that fit the cache."""
     limit = _CHUNK_ELEMENTS.get(device.type, _CHUNK_ELEMENTS_ELSEWHERE)
     step = max(1, limit // max(1, numbers))
     # A compiled graph fuses as it sees fit, and with a loop in it would fit one batch size only.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from covary.passes import Call
 
 
-class Spread:
+class DrawnVariances:
     """Variances and covariances of values at one call, over draws, averaged over samples.
 
     Values are taken relative to their first draw, so that nothing cancels where means are large.
@@ -42,7 +42,7 @@ class Spread:
             self._products[suffix] = self._products.get(suffix, 0.0) + apart[i] * apart[j]
 
     def measured(self) -> dict[str, Tensor]:
-        """By suffix of the call's name, of size 1 along the batch."""
+        """What was found, by suffix of the call's name; of size 1 along the batch."""
         found = {}
         for suffix, i, j in _pairs(len(self._sums)):
             of_means = self._sums[i] * self._sums[j] / self._count

@@ -31,7 +31,7 @@ from covary.rules import EXACT, MATCHED, PRODUCT, RULES, Rule
 from covary.settings import covariance_grad, covariance_is_supervised, is_autocast, without_autocast
 from covary.sources import (
     NO_NOISE,
-    Noise,
+    GaussianNoise,
     Plan,
     Positions,
     Source,
@@ -384,7 +384,7 @@ class Pass(ABC):
         count = self._counts[name]
         return name if count == 1 else f"{name}#{count}"
 
-    def source(self) -> Noise:
+    def source(self) -> GaussianNoise:
         """The noise that enters before the activation that is being called."""
         return self.plan.noise.at(self._path) if RULES[self.function].has_noise else NO_NOISE
 
@@ -409,7 +409,7 @@ class Pass(ABC):
         """The name of a source: that of dropout is the call's, that of others is the module's."""
         if self.function is not None:
             return self._label()
-        return f"{self._path}:{type(source).__name__.lower()}"
+        return f"{self._path}:{source.kind}"
 
     def _axis(self, value: Tensor) -> int:
         return self.batch_dim if value.dim() > self.batch_dim else 0

@@ -15,14 +15,14 @@ from torch.utils.data import Dataset
 from covary.convert import Converted, check_has_moments
 from covary.covariance import Probe
 from covary.inputs import Inputs, arguments, batch_of, leaves, some
-from covary.measuring import Average, Spread
+from covary.measuring import Average, DrawnVariances
 from covary.models import left_alone, with_covariance
 from covary.moments import Moments
 from covary.nn import Lift, Linear
-from covary.nn.fidelity import Fidelity, Row, TrackingWarning, frames_to_caller
+from covary.nn.fidelity import Fidelity, FidelityRow, TrackingWarning, frames_to_caller
 from covary.passes import has_errors
 from covary.progress import Steps, shown
-from covary.uncertainty.fidelity import agreement, gathered
+from covary.uncertainty.agreement import agreement, gathered
 
 # Of chains:
 # Numbers in the largest tensor of a pass: 128 MB in single precision.
@@ -157,7 +157,7 @@ def _measure(net: nn.Module, linears: list[Linear], inputs: Tensor, steps: Steps
 
 def _compare(
     exact: nn.Module, tracked: nn.Module, inputs: Tensor, linears: list[Linear], steps: Steps
-) -> Iterator[Row]:
+) -> Iterator[FidelityRow]:
     """How well ``"tracked:N"`` agrees with exact covariances, by N."""
     price = sum(float(layer.out_features) * layer.in_features**2 for layer in linears[1:]) or 1.0
     inputs = inputs[: max(_LEAST_SAMPLES, int(_AFFORDABLE / price))]
@@ -171,7 +171,7 @@ def _compare(
         net = with_covariance(tracked, kind)
         found = gathered([_moments(net(c)) for c in steps(chunks, kind)])
         agrees = agreement(truth, found)
-        yield Row(width, agrees.rank, agrees.covariance)
+        yield FidelityRow(width, agrees.rank, agrees.covariance)
 
 
 def _moments(out: Any) -> Moments:
@@ -262,7 +262,7 @@ class _Projections:
     def __init__(self, axes: Mapping[str, int | None], seed: int) -> None:
         self._axes = {name: axis for name, axis in axes.items() if axis is not None}
         self._generator = torch.Generator().manual_seed(seed)
-        self._spreads = {name: Spread([]) for name in self._axes}
+        self._spreads = {name: DrawnVariances([]) for name in self._axes}
         self.signs: dict[str, Tensor] = {}  # (r, N, *event), by the path to the output
 
     def add(self, outputs: Any) -> None:

@@ -25,10 +25,9 @@ running: ContextVar[Any] = ContextVar("covary_running_pass", default=None)
 
 
 class ConversionError(RuntimeError):
-    """A model does something to values that vary for which there is no rule.
+    """A model does something to values that vary for which there is no rule."""
 
-    Not a TypeError, which Python's operators take for an answer.
-    """
+    # Not a TypeError: Python's operators would go on and try the other operand.
 
 
 class Lazy:
@@ -42,7 +41,7 @@ class Lazy:
         """The tensor."""
         with torch.no_grad():
             found = self._compute()
-        del self._compute  # and what it held
+        del self._compute  # and what it refers to
         return found
 
 

@@ -51,10 +51,7 @@ def features(symbols: str, positions: Tensor) -> Tensor:
 
 
 class Energies(nn.Module):
-    """Factors (B, atoms, 384) on the features of B molecules -> their energies (B, 1), in Hartree.
-
-    Noise on factors of 1 is a relative error of the features.
-    """
+    """Features (B, atoms, 384) of B molecules, ``seen`` -> their energies (B, 1), in Hartree."""
 
     def __init__(self, molecules: list[tuple[str, Tensor]], member: int) -> None:
         super().__init__()
@@ -69,9 +66,8 @@ class Energies(nn.Module):
         alone = [sum(ATOMS[symbol] for symbol in symbols) for symbols, _ in molecules]
         self.alone = torch.tensor(alone, dtype=torch.float64)[:, None]
 
-    def forward(self, factors: Tensor) -> Tensor:
+    def forward(self, seen: Tensor) -> Tensor:
         """Without the energies of the atoms alone: float32 has too few digits for the sum."""
-        seen = factors * self.seen
         parts = zip(self.networks.values(), self.is_atom, strict=True)
         return sum((net(seen) * is_atom).sum(1) for net, is_atom in parts)
 

@@ -18,7 +18,7 @@ from covary.report.drawing import Drawing, inline_svg, save
 from reproduction.catalogue import EXPERIMENTS
 from reproduction.experiment import HOLDS, Experiment
 from reproduction.figures import FIGURES, TABLES
-from reproduction.figures.layout import Table
+from reproduction.figures.layout import ShownTable
 from reproduction.store import configuration, load, sittings
 from reproduction.words import GLOSSARY, Judged, duration, judged
 from reproduction.workshop import networks_in
@@ -35,7 +35,7 @@ class Section:
     verdict: str
     claims: tuple[Judged, ...]
     drawing: Drawing | None
-    table: Table | None
+    table: ShownTable | None
 
     @property
     def command(self) -> str:
@@ -173,8 +173,8 @@ def _against(experiment: Experiment, record: Mapping[str, Any]) -> str:
     beside = [claim for claim in experiment.claims if claim.ours and not claim.goal]
     verdicts = [claim.verdict(record) for claim in beside]
     known = [verdict for verdict in verdicts if verdict is not None]
-    held = known.count(HOLDS)
-    return f"; of ours {held} of {len(known)} hold" if held < len(known) else ""
+    agree = known.count(HOLDS)
+    return f"; of ours {agree} of {len(known)} hold" if agree < len(known) else ""
 
 
 def unknown(found: Sequence[Section]) -> dict[str, list[Section]]:

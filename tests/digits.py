@@ -22,7 +22,7 @@ def data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def trained(activation: str, noise: float, *, epochs: int = 60, seed: int = 0) -> nn.Sequential:
-    """An mlp trained with SMUC and one covariance per mini-batch, holding one per sample."""
+    """An mlp trained with SMUC and one covariance per mini-batch, with one per sample."""
     torch.manual_seed(seed)
     x, y, _, _ = data()
     net = covary.mlp(WIDTHS, activation=activation, noise=noise, covariance="shared")

@@ -98,11 +98,11 @@ def build(folder: Path) -> Path:
     (unpacked,) = (folder / "source").iterdir()
     run(python, "-m", "hatchling", "build", "-t", "wheel", "-d", str(dist), cwd=unpacked)
     (wheel,) = dist.glob("*.whl")
-    held = {name for name in ZipFile(wheel).namelist() if name.startswith("covary/")}
+    packed = {name for name in ZipFile(wheel).namelist() if name.startswith("covary/")}
     tracked = run(
         "git", "ls-files", "-co", "--exclude-standard", "covary", cwd=ROOT, quiet=True
     ).split()
-    assert held == set(tracked), f"wheel and repository differ in {sorted(held ^ set(tracked))}"
+    assert packed == set(tracked), f"wheel and repository differ in {sorted(packed ^ set(tracked))}"
     return wheel
 
 

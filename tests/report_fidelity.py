@@ -25,7 +25,7 @@ WAYS = {
 
 
 def entropies(name, exact, rng):
-    """(n,) what one way of holding the covariance makes of exact entropies."""
+    """(n,) what one way of storing the covariance makes of exact entropies."""
     spread = exact.std()
     if name == "shared":
         batch = np.arange(len(exact)) // BATCH

@@ -2,7 +2,7 @@
 
 The runs are made up, but behave as trained networks do: uncertain inputs are wrong more often,
 and deeper layers tell right from wrong better. Metrics are brute force (pairs, ranks), so that they
-can be held against what the page shows.
+can be compared with what the page shows.
 """
 
 from __future__ import annotations

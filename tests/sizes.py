@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "covary"
-CORE = ("activations", "covariance", "nn", "rules")
+CORE = ("activations", "covariance", "nn", "rules", "sources")
 
 # kind -> an ordinary one, and in how many files it should stand at most
 ADDITIONS = {

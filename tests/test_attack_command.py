@@ -72,7 +72,7 @@ def test_every_attack_of_every_strength_has_a_row(attacked):
     own += [(name, DEFENDED) for name in others]
     assert sorted(found) == sorted((*pair, e) for pair in own for e in EPSILONS)
     assert result["epsilons"] == list(EPSILONS)
-    assert "25.5 of 255" in result["epsilon_unit"]
+    assert "25.5 of 255" in result["epsilon_scale"]
     assert (result["covariance"], result["search_covariance"]) == ("full", "diagonal")
     assert (result["samples"], result["square"]) == (60, {"queries": 20, "samples": 20})
     assert {"weights", "command", "versions", "git_commit", "platform", "seed"} <= result.keys()
@@ -266,7 +266,7 @@ def made_up(
     """A result with these accuracies, and these medians of entropy."""
     medians = more.get("medians", [-20.0, -5.0, -8.0])
     both = {TRAINED: trained} | ({DEFENDED: defended} if defended else {})
-    nothing = results.Spread(None, None, None, None)
+    nothing = results.Quartiles(None, None, None, None)
     return results.Attack(
         **ORIGIN,
         dataset="digits",
@@ -277,7 +277,7 @@ def made_up(
         search_covariance="full",
         samples=100,
         epsilons=EPSILONS,
-        epsilon_unit="pixels",
+        epsilon_scale="pixels",
         clip=True,
         gradient="means",
         pgd={"steps": 1, "step_size": 1.0, "random_start": True},

@@ -49,18 +49,18 @@ def log_likelihood(moments, target):
 
 
 @pytest.mark.parametrize(
-    ("scale", "offset", "unit"), [(0.02, 0.3, 1.0), (5.0, 0.01, 1e-3), (1.0, 0.0, 1e4)]
+    ("scale", "offset", "size"), [(0.02, 0.3, 1.0), (5.0, 0.01, 1e-3), (1.0, 0.0, 1e4)]
 )
-def test_variance_is_the_most_likely_of_a_grid(scale, offset, unit):
+def test_variance_is_the_most_likely_of_a_grid(scale, offset, size):
     moments, target = drawn(200, 1, scale=scale, offset=offset)
     error = (target - moments.mean).square()[:, 0]
     scales = scale * torch.logspace(-1.5, 1.5, 151, dtype=torch.float64)
     offsets = torch.cat([torch.zeros(1), torch.logspace(-5, 1, 151)]).double()
     var = scales[:, None, None] * moments.variance[:, 0] + offsets[:, None]
     on_grid = (-0.5 * (error / var + var.log() + math.log(2 * math.pi))).mean(-1).max()
-    in_units = moments_of(moments.mean * unit, moments.covariance_matrix * unit**2)
-    calibrated = fit_variance(in_units, target * unit)(in_units)
-    found = log_likelihood(calibrated, target * unit) + math.log(unit)
+    scaled = moments_of(moments.mean * size, moments.covariance_matrix * size**2)
+    calibrated = fit_variance(scaled, target * size)(scaled)
+    found = log_likelihood(calibrated, target * size) + math.log(size)
     assert on_grid - 1e-8 < found < on_grid + 2e-3
 
 

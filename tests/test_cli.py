@@ -145,7 +145,7 @@ def test_a_table_of_ones_own(tmp_path):
     assert "Classification" in said
 
 
-def test_several_targets_keep_their_units_apart(tmp_path):
+def test_several_targets_keep_their_scales_apart(tmp_path):
     table, run = write_table(tmp_path / "t.csv"), tmp_path / "run"
     covary("train", table, "--target", "price", "--target", "size", "--out", run, *QUICK)
     by_target = strict_json(covary("evaluate", run, "--json"))["by_target"]
@@ -153,7 +153,7 @@ def test_several_targets_keep_their_units_apart(tmp_path):
     stored = np.load(run / "predictions.npz")
     gap = stored["test/target"] - stored["test/mean"]
     assert by_target["size"]["mae"] == pytest.approx(np.abs(gap[:, 1]).mean())
-    assert "in its own units" in covary("evaluate", run)
+    assert "on its own scale" in covary("evaluate", run)
 
 
 def test_doubt_that_points_the_wrong_way_is_said():

@@ -24,10 +24,10 @@ from covary.compare import (
     compare,
     comparing,
     method_names,
-    workshop,
+    trained_networks,
 )
 from covary.compare.methods import rows_of
-from covary.compare.workshop import Workshop, member_seed
+from covary.compare.trained_networks import TrainedNetworks, member_seed
 from covary.data import DataError
 from covary.files import FileError
 from covary.runs import DataConfig, Run, RunError
@@ -69,7 +69,7 @@ def untrained(monkeypatch):
     def fail(*_args: Any, **_kwargs: Any) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(workshop, "fit", fail)
+    monkeypatch.setattr(trained_networks, "fit", fail)
 
 
 def again(out: Path, data: str = "digits", **more: Any) -> Comparison:
@@ -277,13 +277,13 @@ def test_networks_begin_with_the_weights_of_the_run(classified):
     out, _ = classified
     run = Run(out / "seed-1" / "mnn")
     dataset, _ = runs.samples.load_data(run.config.data, seed=1)
-    shop = Workshop(run, dataset, QUICK, covariance="full", say=print, display=Silent)
+    nets = TrainedNetworks(run, dataset, QUICK, covariance="full", say=print, display=Silent)
     torch.manual_seed(1)
     begun = run.config.model.build()
-    first, other = shop.build("plain"), shop.build("plain", 1)
+    first, other = nets.build("plain"), nets.build("plain", 1)
     assert torch.equal(first[2].weight, begun.linear1.weight)
     assert not torch.equal(other[2].weight, begun.linear1.weight)
-    assert any(isinstance(layer, torch.nn.Dropout) for layer in shop.build("dropout"))
+    assert any(isinstance(layer, torch.nn.Dropout) for layer in nets.build("dropout"))
     assert member_seed(7, 0) == 7
     assert len({member_seed(seed, member) for seed in range(9) for member in range(9)}) == 81
 
@@ -339,7 +339,7 @@ def test_what_cannot_be_done_replaces_nothing(classified):
     assert sorted(out.rglob("*")) == before
 
 
-def test_regression_in_the_units_of_the_target(regressed):
+def test_regression_on_the_scale_of_the_target(regressed):
     rows = {row.method: row.summary for row in regressed[1].rows}
     for name, summary in rows.items():
         assert summary["rmse"].mean > 10  # of a target with a deviation of 77
@@ -384,11 +384,11 @@ def test_a_step_is_compared_with_relu(tmp_path):
     config = resolve(data, dataset, TINY | {"activation": "heaviside"})
     run.config_path.write_text(config.to_toml())
     run.save_network(config.model.build())
-    shop = Workshop(run, dataset, QUICK, covariance="full", say=print, display=Silent)
-    assert shop.notes == [
+    nets = TrainedNetworks(run, dataset, QUICK, covariance="full", say=print, display=Silent)
+    assert nets.notes == [
         "A conventional heaviside network has no gradient: the conventional networks have ReLU."
     ]
-    assert repr(shop.build("plain")[3]) == "Function(relu)"
+    assert repr(nets.build("plain")[3]) == "Function(relu)"
 
 
 def test_the_command(classified, untrained):

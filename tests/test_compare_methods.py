@@ -15,9 +15,9 @@ from torch import nn
 import covary
 from covary.compare import (
     DropoutSamples,
+    MemberMoments,
     Members,
     Method,
-    Spread,
     by_average,
     by_density,
     by_mean,
@@ -39,8 +39,8 @@ def seeded():
 
 
 def regression_net(noise: float = 0.2, targets: int = 2) -> nn.Sequential:
-    units = Rescale(torch.arange(1.0, 1.0 + targets), torch.arange(2.0, 2.0 + targets))
-    return nn.Sequential(*covary.mlp([4, 6, targets], noise=noise), units)
+    rescale = Rescale(torch.arange(1.0, 1.0 + targets), torch.arange(2.0, 2.0 + targets))
+    return nn.Sequential(*covary.mlp([4, 6, targets], noise=noise), rescale)
 
 
 def test_dropout_stands_behind_each_activation_and_nowhere_else():
@@ -263,7 +263,7 @@ def test_bayesian_heads_can_be_kept(task):
 def test_a_constant_variance_is_the_mean_squared_error():
     net = plain(regression_net())
     x, y = torch.randn(50, 4), torch.randn(50, 2).double()
-    method = Method("plain", "It.", Spread(Members([net])), by_targets)
+    method = Method("plain", "It.", MemberMoments(Members([net])), by_targets)
     found = calibrated(method, x, y).predict(x)
     error = (found.mean - y).square().mean(0)
     torch.testing.assert_close(found.variance, error.expand(50, 2), rtol=1e-4, atol=0.0)

@@ -1,4 +1,4 @@
-"""One contract for every way of holding a covariance: agree with the dense matrix."""
+"""One contract for every way of storing a covariance: agree with the dense matrix."""
 
 from __future__ import annotations
 
@@ -110,12 +110,12 @@ class TestCovariance(CovarianceContract):
         return 1 if isinstance(cov, Shared) else B
 
 
-def is_held_as_variances(name: str) -> bool:
-    """Whether ``variance`` of this case is the very tensor that is held."""
+def is_stored_as_variances(name: str) -> bool:
+    """Whether ``variance`` of this case is the very tensor that is stored."""
     return any(word in name for word in ("isotropic", "independent", "diagonal"))
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not is_held_as_variances(name)])
+@pytest.mark.parametrize("name", [name for name in CASES if not is_stored_as_variances(name)])
 def test_changing_variances_in_place_changes_nothing_else(name):
     torch.manual_seed(0)
     cov = CASES[name]()

@@ -13,7 +13,7 @@ import torch
 
 from covary import data
 from covary.data import download, images, store, uci
-from covary.data.catalogue import CATALOGUE, Entry, Form
+from covary.data.catalogue import CATALOGUE, Form, SetEntry
 from covary.data.dataset import Arrays
 from covary.data.download import File
 from tests import data_files
@@ -138,7 +138,7 @@ def tiny(monkeypatch):
         File(f"tiny/{name}", data_files.sha256(content)) for name, content in contents.items()
     )
     form = Form(files, images.read_idx_set, notes=("two images",))
-    entry = Entry("tiny", "Tiny", "classification", "0 + 2", "none", "here", forms=(form,))
+    entry = SetEntry("tiny", "Tiny", "classification", "0 + 2", "none", "here", forms=(form,))
     monkeypatch.setitem(CATALOGUE, "tiny", entry)
 
     def write(folder: Path) -> Path:

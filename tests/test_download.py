@@ -19,9 +19,9 @@ import pytest
 
 from covary import data
 from covary.data import download, images, store, uci
-from covary.data.catalogue import CATALOGUE, Entry, Form, uci_entry
+from covary.data.catalogue import CATALOGUE, Form, SetEntry, uci_entry
 from covary.data.download import CHUNK_BYTES, File, fetch_file
-from covary.data.locking import held
+from covary.data.locking import locked
 from tests import data_files
 from tests.data_files import serve, sha256
 
@@ -74,7 +74,7 @@ def test_of_two_that_miss_a_file_one_fetches_it(tmp_path):
     target = tmp_path / "set" / "numbers.bin"
     with serve({"numbers.bin": CONTENT}) as server, ThreadPoolExecutor() as others:
         fetch_file(file_at(server.url), tmp_path / "elsewhere")  # what it imports takes time, once
-        with held(target.parent, wait=True):
+        with locked(target.parent, wait=True):
             other = others.submit(fetch_file, file_at(server.url), tmp_path)
             with pytest.raises(FuturesTimeoutError):
                 other.result(timeout=0.5)
@@ -327,7 +327,7 @@ def tiny(monkeypatch):
             File(f"tiny/{name}", sha256(content), (f"{address}{name}",))
             for name, content in parts.items()
         )
-        entry = Entry(
+        entry = SetEntry(
             name="tiny",
             title="Tiny",
             task="classification",
@@ -388,7 +388,7 @@ def test_load_without_download_says_where_it_looked(tiny, tmp_path):
     assert str(tmp_path) in str(caught.value)
 
 
-def tiny_entry(sha256: str = "") -> Entry:
+def tiny_entry(sha256: str = "") -> SetEntry:
     known: dict[str, Any] = {"title": "Tiny", "source": "here", "targets": ("t",)}
     columns = ("a", "b", "c")
     return uci_entry("tiny", rows=20, features=columns, sha256=sha256, splits=2, **known)

@@ -21,7 +21,7 @@ from tests import cases, reference
 
 CLOSED = cases.PIECEWISE | cases.EXPONENTIAL | cases.WAVES | cases.GROWING
 NEW = CLOSED | {name: cases.QUADRATURE[name] for name in cases.QUADRATURE}
-# Errors of mean, variance and gain; the mean's in units of max(|mean|, sigma)
+# Errors of mean, variance and gain; the mean's relative to max(|mean|, sigma)
 LIMITS = {torch.float32: 1e-5, torch.float64: 1e-9}
 
 

@@ -120,7 +120,7 @@ def test_predict_gives_one_measure_of_uncertainty_at_a_time(regressor, diabetes)
 
 
 @pytest.mark.parametrize(("factor", "offset"), [(1000.0, 0.0), (1.0, 1e9)])
-def test_predictions_have_the_units_of_the_targets(diabetes, factor, offset):
+def test_predictions_have_the_scale_of_the_targets(diabetes, factor, offset):
     x, x_test, y, _ = diabetes
     model = MomentRegressor(noise=0.3, epochs=2, folds=2, random_state=0)
     mean, std = model.fit(x, y).predict(x_test, return_std=True)
@@ -129,7 +129,7 @@ def test_predictions_have_the_units_of_the_targets(diabetes, factor, offset):
     np.testing.assert_allclose(other_std, std * factor, rtol=1e-4)
 
 
-def test_inputs_may_have_any_units(diabetes):
+def test_inputs_may_have_any_scale(diabetes):
     x, x_test, y, _ = diabetes
     model = MomentRegressor(noise=0.3, epochs=2, folds=2, random_state=0)
     mean = model.fit(x, y).predict(x_test)

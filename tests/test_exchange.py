@@ -74,7 +74,7 @@ def assert_same_moments(first, second, x):
 @pytest.mark.parametrize(
     "constants", [{}, {"v_th": 15.0, "v_res": -3.0, "t_ref": 2.5, "leak": 0.1}]
 )
-@pytest.mark.parametrize("time", [{}, {"spike_width": 1e-4}, {"ms_per_unit": 1.0}])
+@pytest.mark.parametrize("time", [{}, {"spike_width": 1e-4}, {"time_scale": 1.0}])
 def test_what_goes_out_comes_back(tmp_path, poisson, constants, time):
     net = network(poisson=poisson, constants=constants)
     x = torch.rand(3, 4, generator=torch.Generator().manual_seed(1))
@@ -215,7 +215,7 @@ def test_only_what_spikes_goes_out():
         to_nir(behind)
     flat = nn.Sequential(covary.nn.Flatten(), Lift(0.1), Linear(2, 2), Activation("lif"))
     assert list(to_nir(flat).nodes) == ["input", "linear1", "activation1", "output"]
-    for wrong in ({"spike_width": 0.0}, {"ms_per_unit": -1.0}):
+    for wrong in ({"spike_width": 0.0}, {"time_scale": -1.0}):
         with pytest.raises(ValueError, match="above 0"):
             to_nir(network(), **wrong)
 
@@ -262,7 +262,7 @@ def in_snntorch(graph, currents, dt):
     """Spikes (T, B, n) of each layer, as snnTorch has them, step by step of ``dt`` seconds.
 
     V -> beta V + input, then a spike and a reset if V is above threshold. The input of the first
-    layer is what a current held for the step adds to V; a spike adds its weight at once.
+    layer is what a constant current of the step adds to V; a spike adds its weight at once.
     """
     snntorch = pytest.importorskip("snntorch")
     neurons, weights = [], []
@@ -279,13 +279,13 @@ def in_snntorch(graph, currents, dt):
         )
         affine = graph.nodes[name.replace("activation", "linear")]
         weights.append((torch.from_numpy(affine.weight), torch.from_numpy(affine.bias)))
-        held = float(node.r[0]) * (1 - np.exp(-dt / tau))
+        per_step = float(node.r[0]) * (1 - np.exp(-dt / tau))
     spikes = [[], []]
     potentials = [torch.zeros(currents.shape[1], len(weight)) for weight, _ in weights]
     (w1, b1), (w2, b2) = weights
     for current in currents:
-        first, potentials[0] = neurons[0]((current @ w1.mT + b1) * held, potentials[0])
-        second, potentials[1] = neurons[1](first @ w2.mT + b2 * held, potentials[1])
+        first, potentials[0] = neurons[0]((current @ w1.mT + b1) * per_step, potentials[0])
+        second, potentials[1] = neurons[1](first @ w2.mT + b2 * per_step, potentials[1])
         spikes[0].append(first.detach())
         spikes[1].append(second.detach())
     return [torch.stack(layer) for layer in spikes]

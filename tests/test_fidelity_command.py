@@ -29,7 +29,7 @@ from covary.runs import (
     costs,
     measure_fidelity,
 )
-from covary.runs.results import Agreement, Fidelity, Representation
+from covary.runs.results import FidelityResult, PartAgreement, Representation
 from covary.runs.samples import load_data
 from covary.runs.tracking import fidelity_of
 from covary.training import TrainingConfig
@@ -217,7 +217,8 @@ def test_what_cannot_be_compared_is_said(tmp_path, measured):
 def kind(name: str, time: float, *found: tuple[float | None, float]) -> Representation:
     """With the rank and the error of the covariance for each part."""
     parts = {
-        str(i): Agreement(9, 0.0, 0.0, error, rank, None) for i, (rank, error) in enumerate(found)
+        str(i): PartAgreement(9, 0.0, 0.0, error, rank, None)
+        for i, (rank, error) in enumerate(found)
     }
     return Representation(name, time, None, parts)
 
@@ -227,7 +228,7 @@ SHARED = kind("shared", 3.0, (1.0, 0.0))
 
 
 def advice(*kinds: Representation, chosen: str = "tracked") -> str:
-    found = Fidelity(
+    found = FidelityResult(
         **ORIGIN,
         dataset="a",
         weights="",

@@ -34,7 +34,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def smuc_gradient_by_hand(net: nn.Sequential, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """The paper's eq. (breve partial): the chain rule over means, with covariances held constant.
+    """The paper's eq. (breve partial): the chain rule over means, with covariances kept constant.
 
     Backwards layer by layer, with d mean / d mu of each activation from the covariances of a
     forward pass. Nothing of autograd is used.

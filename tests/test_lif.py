@@ -23,7 +23,7 @@ TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-9}
 def points(neuron: LIF, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """mu in [-10, 10] and sigma in [1e-3, 20] where neurons fire, (N,); half near threshold.
 
-    float64 tensors of float32 numbers, in the neuron's own units of input.
+    float64 tensors of float32 numbers, on the scale of the neuron's input.
     """
     random = np.random.default_rng(0)
     drive = neuron.drive_at_threshold

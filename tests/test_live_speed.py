@@ -42,7 +42,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def in_units_of(plain: Callable[[], Any], way: Callable[[], Any], limit: float) -> float:
+def over_plain(plain: Callable[[], Any], way: Callable[[], Any], limit: float) -> float:
     """Time of ``way`` over that of ``plain``: the best of some rounds, or the first within limit.
 
     What disturbs a round makes its ratio larger or smaller, and what is slow is slow in all rounds.
@@ -90,7 +90,7 @@ def test_a_forward_pass(name, x):
     kind, looked_at, promised = FORWARD[name]
     net, ordinary = network(kind), steps.plain(steps.WIDTHS).eval()
     limit = SLACK * promised
-    assert in_units_of(lambda: ordinary(x), lambda: looked_at(net(x)), limit) <= limit
+    assert over_plain(lambda: ordinary(x), lambda: looked_at(net(x)), limit) <= limit
 
 
 @pytest.mark.parametrize("kind", sampling_cost.MOST_OVER_SAMPLING)
@@ -100,7 +100,7 @@ def test_a_forward_pass_costs_no_more_than_some_samples(kind, x):
     dropped = plain(net, dropout=sampling_cost.DROPOUT)
     samples = DropoutSamples(dropped, sampling_cost.AGAINST[kind])
     limit = SLACK * sampling_cost.MOST_OVER_SAMPLING[kind]
-    assert in_units_of(lambda: samples(x), lambda: net(x).covariance_matrix, limit) <= limit
+    assert over_plain(lambda: samples(x), lambda: net(x).covariance_matrix, limit) <= limit
 
 
 @pytest.mark.parametrize("kind", summary.MOST_OVER_PLAIN)
@@ -112,7 +112,7 @@ def test_a_training_step(kind):
         for each in ("plain", kind)
     }
     limit = SLACK * summary.MOST_OVER_PLAIN[kind]
-    assert in_units_of(ways["plain"], ways[kind], limit) <= limit
+    assert over_plain(ways["plain"], ways[kind], limit) <= limit
 
 
 @pytest.fixture(scope="module")
@@ -132,4 +132,4 @@ def test_a_converted_network(way, images):
     model = residual_cnn.build()
     net = converted.converted(model, images, converted.NOISE, "averaged")
     limit = SLACK * converted.MOST_PASSES[way]
-    assert in_units_of(lambda: model(images), lambda: CONVERTED[way](net(images)), limit) <= limit
+    assert over_plain(lambda: model(images), lambda: CONVERTED[way](net(images)), limit) <= limit

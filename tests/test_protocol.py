@@ -156,10 +156,10 @@ def test_layers_in_an_order_that_has_no_stage(layers, where):
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("affine", [False, True])
-def test_batch_norm_and_units_are_folded_into_weights(bias, affine):
+def test_batch_norm_and_scale_are_folded_into_weights(bias, affine):
     torch.manual_seed(0)
-    norm, units = BatchNorm1d(4, affine=affine), Rescale(torch.randn(4), torch.rand(4) + 0.5)
-    net = nn.Sequential(Lift(0.3), Linear(3, 4, bias=bias), norm, units)
+    norm, rescale = BatchNorm1d(4, affine=affine), Rescale(torch.randn(4), torch.rand(4) + 0.5)
+    net = nn.Sequential(Lift(0.3), Linear(3, 4, bias=bias), norm, rescale)
     for _ in range(3):
         net(torch.randn(9, 3))
     (stage,) = Chain.of(net).stages
@@ -171,12 +171,12 @@ def test_batch_norm_and_units_are_folded_into_weights(bias, affine):
 
 
 def nested():
-    """Trunk, body with output units inside: none of it at the top."""
+    """Trunk, body with the output's scale inside: none of it at the top."""
     torch.manual_seed(0)
     trunk = nn.Sequential(nn.Linear(3, 5), nn.ReLU())
-    units = Rescale(torch.tensor([1e6, -2.0]), torch.tensor([1e3, 0.5]))
+    rescale = Rescale(torch.tensor([1e6, -2.0]), torch.tensor([1e3, 0.5]))
     body = nn.Sequential(Lift(0.2), Linear(5, 4), Noise(0.1), ReLU())
-    head = nn.Sequential(OrderedDict(linear=Linear(4, 2), units=units))
+    head = nn.Sequential(OrderedDict(linear=Linear(4, 2), rescale=rescale))
     return nn.Sequential(trunk, nn.Sequential(body, head))
 
 
@@ -211,7 +211,7 @@ def test_conventional_layers_share_parameters_and_buffers():
     assert net.batch_norm1.num_batches_tracked == 1
 
 
-def test_the_loss_of_a_nested_regression_is_in_standard_units():
+def test_the_loss_of_a_nested_regression_is_on_the_standard_scale():
     net = nested()
     flat = nn.Sequential(net[0], *net[1][0], *net[1][1])
     x, y = torch.randn(7, 3), torch.tensor([1e6, -2.0]) + torch.randn(7, 2)

@@ -11,7 +11,7 @@ from torch import nn
 
 import covary
 from covary import covariance
-from covary.nn.fidelity import Fidelity, Row
+from covary.nn.fidelity import Fidelity, FidelityRow
 from covary.training import (
     ClassificationLoss,
     RegressionLoss,
@@ -32,7 +32,7 @@ def seeded():
 
 
 def networks(outputs=1, **settings):
-    """One for each noise, each with its own weights and units."""
+    """One for each noise, each with its own weights and scale."""
     return [
         nn.Sequential(
             covary.nn.Standardize(torch.randn(FEATURES), torch.rand(FEATURES) + 0.5),
@@ -119,7 +119,7 @@ def measured():
     """Two networks of which it is known how well they track."""
     nets = [tracking().eval() for _ in range(2)]
     for net in nets:
-        net.lift.set_fidelity(Fidelity((Row(0, 1.0, 0.0),)))
+        net.lift.set_fidelity(Fidelity((FidelityRow(0, 1.0, 0.0),)))
     return nets
 
 

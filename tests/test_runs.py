@@ -112,12 +112,12 @@ def test_a_configuration_survives_its_file(tmp_path):
         RunConfig.from_toml(path)
 
 
-def test_a_trained_network_takes_raw_data_and_gives_raw_units(regressor):
+def test_a_trained_network_takes_raw_data_and_gives_the_raw_scale(regressor):
     dataset, _ = load_data(DataConfig(name="diabetes"))
     out = regressor.network()(dataset.x_test)
     error = (out.mean - dataset.y_test).square().mean().sqrt()
     spread = dataset.y_test.std()
-    assert 0.4 * spread < error < spread  # better than guessing the average, in the target's units
+    assert 0.4 * spread < error < spread  # better than guessing the average, on the target's scale
 
 
 def test_numbers_are_those_of_the_network(classifier):
@@ -162,7 +162,7 @@ def test_the_gallery_has_the_most_and_least_certain(classifier):
     )
 
 
-def test_regression_is_measured_in_the_targets_units(regressor):
+def test_regression_is_measured_on_the_targets_scale(regressor):
     found = regressor.evaluation.parts["test"]
     stored = np.load(regressor.predictions_path, allow_pickle=False)
     gap = stored["test/target"] - stored["test/mean"]
@@ -210,7 +210,7 @@ def test_a_folder_with_a_run_is_not_touched_unasked(classifier):
 def test_a_folder_is_trained_into_by_one_process_at_a_time(classifier):
     dataset, _ = load_data(DataConfig(name="digits"))
     with (
-        classifier.held_for_training(),
+        classifier.locked_for_training(),
         pytest.raises(RunError, match="being trained by another process"),
     ):
         train(classifier.config, dataset, classifier, existing="overwrite")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import covary
 from covary.nn.fidelity import TrackingWarning
-from covary.sources import Dropout, Noise, Relative, Rounding
+from covary.sources import DropoutMask, GaussianNoise, Relative, Rounding
 
 pytestmark = pytest.mark.filterwarnings("ignore::covary.nn.fidelity.TrackingWarning")
 B, N = 4, 6
@@ -57,11 +57,11 @@ def agrees(net: Any, x: Any, within: float, train: Any = None) -> None:
 
 
 SOURCES = {
-    "noise": {"0": Noise(0.3)},
+    "noise": {"0": GaussianNoise(0.3)},
     "relative": {"input": Relative(0.1)},
     "relative behind a module": {"3": Relative(0.3)},
     "rounding": {"input": Rounding(0.5)},
-    "several": {"input": [Relative(0.1), Rounding(0.5)], "3": Noise(0.1)},
+    "several": {"input": [Relative(0.1), Rounding(0.5)], "3": GaussianNoise(0.1)},
 }
 
 
@@ -138,7 +138,7 @@ def test_without_dropout_it_does_nothing_in_evaluation_and_masks_in_training():
 
 
 def test_a_mask_in_common_is_correlated():
-    source = Dropout(0.5, common=(1,))
+    source = DropoutMask(0.5, common=(1,))
     value = torch.ones(2000, 3)
     drawn = source.draw(value, torch.Generator().manual_seed(0))
     assert torch.equal(drawn[:, 0], drawn[:, 2])

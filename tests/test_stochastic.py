@@ -234,7 +234,7 @@ def test_a_layer_of_independent_inputs_is_as_its_moments_say(activation):
 
 
 def test_layers_that_scale_are_part_of_the_weights():
-    """Batch norm, units of the output, a trunk before the moments: first-order moments agree."""
+    """Batch norm, scale of the output, a trunk before the moments: first-order moments agree."""
     torch.manual_seed(0)
     net = nn.Sequential(
         nn.Conv2d(1, 2, 3),

@@ -17,7 +17,7 @@ from covary import linalg
 from covary.covariance import Tracked
 from covary.covariance.tracked import Gram
 from covary.moments import Moments
-from covary.nn.fidelity import Fidelity, Row
+from covary.nn.fidelity import Fidelity, FidelityRow
 from tests.spies import calls_of
 
 # Most networks here are made to be looked at, and never measured.
@@ -379,14 +379,14 @@ def test_compiles_in_one_graph_for_many_batch_sizes(exact_width):
 def test_a_compiled_network_uses_what_was_measured(loaded):
     torch._dynamo.reset()
     net, x = network(4, 9, 6, 3, exact_width=None), batch(4)
-    net.lift.set_fidelity(Fidelity((Row(0, 0.5, 0.9), Row(6, 1.0, 0.0))))
+    net.lift.set_fidelity(Fidelity((FidelityRow(0, 0.5, 0.9), FidelityRow(6, 1.0, 0.0))))
     if loaded:
         state, net = net.state_dict(), network(4, 9, 6, 3, exact_width=None)
         net.load_state_dict(state)
     compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
     formed = compiled(x).covariance_matrix
     torch.testing.assert_close(formed, net(x).covariance_matrix)
-    net.lift.set_fidelity(Fidelity((Row(0, 1.0, 0.0), Row(6, 1.0, 0.0))))
+    net.lift.set_fidelity(Fidelity((FidelityRow(0, 1.0, 0.0), FidelityRow(6, 1.0, 0.0))))
     swept = compiled(x).covariance_matrix
     torch.testing.assert_close(swept, net(x).covariance_matrix)
     assert not torch.allclose(swept, formed)

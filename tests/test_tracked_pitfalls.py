@@ -21,13 +21,13 @@ from torch.utils import _pytree as pytree
 import covary
 from covary import covariance, linalg, tracking
 from covary.covariance import tracked as remembered
-from covary.nn.fidelity import Fidelity, Row, TrackingWarning
+from covary.nn.fidelity import Fidelity, FidelityRow, TrackingWarning
 from tests.spies import calls_of
 
 unmeasured = pytest.mark.filterwarnings("ignore::covary.nn.fidelity.TrackingWarning")
-GOOD = Fidelity((Row(0, 1.0, 0.01),))
-POOR = Fidelity((Row(0, 0.5, 0.9),))
-POOR_BUT_FOR_15 = Fidelity((Row(0, 0.5, 0.9), Row(15, 1.0, 0.0)))
+GOOD = Fidelity((FidelityRow(0, 1.0, 0.01),))
+POOR = Fidelity((FidelityRow(0, 0.5, 0.9),))
+POOR_BUT_FOR_15 = Fidelity((FidelityRow(0, 0.5, 0.9), FidelityRow(15, 1.0, 0.0)))
 # More inputs than units: what the first weight makes of their noise is formed once for a batch.
 WIDTHS = (30, 20, 15, 4)
 
@@ -69,7 +69,7 @@ def said(net: nn.Module) -> list[str]:
 
 
 @pytest.mark.parametrize("name", covariance.names())
-def test_a_training_pass_forgets_the_fidelity_however_covariances_are_held(name):
+def test_a_training_pass_forgets_the_fidelity_however_covariances_are_stored(name):
     net = network(covariance="full")
     covary.track(net, inputs(), progress=False)
     fast = covary.with_covariance(net, "tracked").eval()
@@ -109,7 +109,7 @@ def test_another_width_than_the_good_one_is_warned_of():
     net.lift.set_fidelity(POOR_BUT_FOR_15)
     assert said(net) == []
     poor = covary.with_covariance(net, "tracked:0")
-    assert "poor when held as tracked:0" in said(poor)[0]
+    assert "poor when stored as tracked:0" in said(poor)[0]
     assert said(poor) == [], "once"
     assert said(covary.with_covariance(poor, "tracked")) == []
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import covary
-from covary.nn.fidelity import Fidelity, Row
+from covary.nn.fidelity import Fidelity, FidelityRow
 from covary.runs import DataConfig, DeviceConfig, Run, evaluate
 from covary.runs import tracking as run_tracking
 from covary.runs.directory import weights_digest
@@ -147,7 +147,7 @@ def test_covariances_are_tracked_unless_they_are_poor(shared, tmp_path, monkeypa
     assert found.fidelity.rank > 0.95
     assert found.fidelity.covariance == found.covariance
     assert "Tracked covariances (tracked:" in found.notes[1]
-    poor = Fidelity((Row(0, 0.5, 0.9),))
+    poor = Fidelity((FidelityRow(0, 0.5, 0.9),))
     monkeypatch.setattr(run_tracking, "fidelity_of", lambda _: poor)
     again = evaluate(run)
     assert (again.covariance, again.fidelity) == ("full", None)
@@ -231,7 +231,11 @@ def test_regression_tracks_too(tmp_path):
 
 
 def test_a_summary_says_what_is_better():
-    poor, fair, good = Row(0, 0.5, 0.6), Row(8, 0.96, 0.2), Row(16, 0.999, 0.01)
+    poor, fair, good = (
+        FidelityRow(0, 0.5, 0.6),
+        FidelityRow(8, 0.96, 0.2),
+        FidelityRow(16, 0.999, 0.01),
+    )
     known = Fidelity((poor, fair, good))
     assert summary(known, "tracked").endswith(f"on training inputs: {good}.")
     assert "(tracked:12)" in summary(known, "tracked:12")

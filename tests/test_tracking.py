@@ -18,9 +18,9 @@ import covary
 from covary import covariance, tracking
 from covary.covariance import Full
 from covary.moments import Moments
-from covary.nn.fidelity import Fidelity, Row, TrackingWarning
+from covary.nn.fidelity import Fidelity, FidelityRow, TrackingWarning
 from covary.tracking import track
-from covary.uncertainty.fidelity import agreement, gathered
+from covary.uncertainty.agreement import agreement, gathered
 from covary.uncertainty.metrics import rank_correlation
 from tests import digits
 
@@ -320,7 +320,7 @@ def test_bad_networks_are_named():
 
 
 def fidelity(**rows: tuple[float, float]) -> Fidelity:
-    return Fidelity(tuple(Row(int(width[1:]), *values) for width, values in rows.items()))
+    return Fidelity(tuple(FidelityRow(int(width[1:]), *values) for width, values in rows.items()))
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_the_least_that_is_good_is_chosen_or_else_the_best(known, chosen):
         (
             fidelity(_0=POOR, _8=GOOD),
             "tracked:0",
-            r"poor when held as tracked:0 .*0\.500, .*off by 90%",
+            r"poor when stored as tracked:0 .*0\.500, .*off by 90%",
         ),
         (fidelity(_0=POOR, _8=GOOD), "tracked:7", r"as tracked:7 .*'tracked:8'\) .*1\.000"),
         (fidelity(_0=POOR, _8=FAIR), "tracked:0", r"Better: .*\(net, 'tracked:8'\)"),

@@ -120,7 +120,7 @@ def compiled(net: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("loss", [RegressionLoss, GaussianLikelihood])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_compiled_networks_are_trained_in_the_same_units(loss, dtype):
+def test_compiled_networks_are_trained_on_the_same_scale(loss, dtype):
     torch.manual_seed(0)
     body, x = covary.mlp([3, 4, 2]), torch.randn(9, 3)
     y = (torch.randn(9, 2) * torch.tensor([1.0, 1000.0]) + 50).to(dtype)
@@ -157,7 +157,7 @@ def test_a_compiled_network_learns_targets_with_a_large_offset():
 
 
 @pytest.mark.parametrize("loss", [RegressionLoss, GaussianLikelihood])
-def test_units_that_nobody_can_see_are_refused(loss):
+def test_scales_that_nobody_can_see_are_refused(loss):
     body, y = covary.mlp([3, 4, 2]), torch.randn(9, 2)
     net = nn.Sequential(*body, Rescale.of(y))
     hidden = [Wrapped(net), compiled(Wrapped(net)), nn.Sequential(Wrapped(net)), Wrapped(net[-1:])]

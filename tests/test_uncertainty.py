@@ -278,21 +278,21 @@ def test_crps_against_scoringrules():
 
 @pytest.mark.parametrize("t", [1, 2, 3, 7])
 def test_gaussian_log_likelihood(t):
-    # units that differ by many orders of magnitude
-    units = 10.0 ** rng.integers(-8, 8, t)
-    mean, target = rng.normal(size=(2, 6, t)) * units
-    factor = rng.normal(size=(6, t, t)) * units[:, None]
+    # scales that differ by many orders of magnitude
+    scales = 10.0 ** rng.integers(-8, 8, t)
+    mean, target = rng.normal(size=(2, 6, t)) * scales
+    factor = rng.normal(size=(6, t, t)) * scales[:, None]
     cov = factor @ factor.transpose(0, 2, 1)
     ones = np.ones(t)
-    inner = cov / units / units[:, None]
+    inner = cov / scales / scales[:, None]
     own = [
         stats.multivariate_normal(m, c).logpdf(y)
-        for m, c, y in zip(mean / units, inner, target / units, strict=True)
+        for m, c, y in zip(mean / scales, inner, target / scales, strict=True)
     ]
     found = metrics.gaussian_log_likelihood(mean, cov, target)
-    # in units of 10^k the density is that many times smaller
-    np.testing.assert_allclose(found, np.array(own) - np.log(units).sum(), rtol=1e-6)
-    np.testing.assert_allclose(metrics.standardised_log_likelihood(found, units), own, rtol=1e-6)
+    # targets 10^k times as large: the density is that many times smaller
+    np.testing.assert_allclose(found, np.array(own) - np.log(scales).sum(), rtol=1e-6)
+    np.testing.assert_allclose(metrics.standardised_log_likelihood(found, scales), own, rtol=1e-6)
     np.testing.assert_allclose(metrics.standardised_log_likelihood(own, ones), own)
 
 

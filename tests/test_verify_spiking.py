@@ -21,10 +21,10 @@ from covary.runs import Run, RunError, verify
 from covary.runs import spikes as verify_spiking
 from covary.runs.results import (
     Decisions,
-    Measured,
+    MeasuredNumber,
     SpikingEntropy,
-    SpikingLayer,
     SpikingVerification,
+    VerifiedSpikingLayer,
 )
 from covary.runs.samples import load_data
 from covary.runs.spikes import sentences
@@ -132,7 +132,9 @@ def test_regular_trains_are_said_to_be_no_white_noise(tmp_path):
     assert "with more noise (--noise)" in note
 
 
-def made_up(*layers: SpikingLayer, decisions: Decisions | None = None) -> SpikingVerification:
+def made_up(
+    *layers: VerifiedSpikingLayer, decisions: Decisions | None = None
+) -> SpikingVerification:
     return SpikingVerification(
         **ORIGIN,
         dataset="digits",
@@ -154,9 +156,9 @@ def made_up(*layers: SpikingLayer, decisions: Decisions | None = None) -> Spikin
 
 
 def test_covariances_that_are_off_are_said_with_the_reason():
-    errors = {key: Measured(0.2, 0.01, 0.01) for key in ("fano", "covariance")}
-    errors["rate"] = Measured(0.01, 0.001, 0.001)
-    layer = SpikingLayer(
+    errors = {key: MeasuredNumber(0.2, 0.01, 0.01) for key in ("fano", "covariance")}
+    errors["rate"] = MeasuredNumber(0.01, 0.001, 0.001)
+    layer = VerifiedSpikingLayer(
         name="two",
         units=8,
         neuron={"v_th": 20.0, "v_res": 0.0},
@@ -174,7 +176,7 @@ def test_covariances_that_are_off_are_said_with_the_reason():
     assert "|rho| = 0.70 (neurons 3 and 5)" in note
     strong = sentences(made_up(layer, replace(layer, poor=("rate",))))[1]
     assert "A spike moves it by 8.0 mV here, of 20 mV" in strong
-    unclear = errors | {"rate": Measured(0.01, 0.03, 0.001)}
+    unclear = errors | {"rate": MeasuredNumber(0.01, 0.03, 0.001)}
     said = sentences(made_up(replace(layer, poor=(), errors=unclear)))[0]
     assert "two (rates more than 5% off?)" in said
     assert "cannot be told" in said

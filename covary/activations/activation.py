@@ -161,7 +161,7 @@ def get(activation: str | MomentActivation) -> MomentActivation:
 
 
 def _hint(activation: object) -> str:
-    """What was probably meant by what is no activation."""
+    """A suggestion for what is no activation: the name that was probably meant."""
     maker = getattr(activation, "__name__", None)
     if maker and activation.__module__.startswith(__package__):
         return f" (did you mean {maker}(), called?)"

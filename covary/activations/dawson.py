@@ -1,12 +1,10 @@
-"""The Dawson-like functions of the LIF neuron and their integrals, by table.
+"""The functions f_1 and f_2 of the LIF neuron (docs/theory.md, eq. (34)) and their integrals.
 
-They are f_1, f_2, F_1 and F_2 in docs/theory.md, and g, h, G and H here:
-
-    g(x) = e^{x^2} int_{-inf}^x e^{-u^2} du,        g' = 1 + 2 x g,      G(x) = int_0^x g,
-    h(x) = e^{x^2} int_{-inf}^x e^{-u^2} g(u)^2 du, h' = 2 x h + g^2,    H(x) = int_{-inf}^x h.
+    f1(x) = e^{x^2} int_{-inf}^x e^{-u^2} du,          f1' = 1 + 2 x f1,     F1(x) = int_0^x f1,
+    f2(x) = e^{x^2} int_{-inf}^x e^{-u^2} f1(u)^2 du,  f2' = 2 x f2 + f1^2,  F2(x) = int_{-inf}^x f2
 
 For x -> -inf they decay like powers of 1/x, for x -> inf they grow like e^{x^2} and e^{2 x^2}. A
-table of cubics holds what is left when that is taken out, on a grid over the whole line; looking
+table of cubics has what is left when that is taken out, on a grid over the whole line; looking
 it up costs less than any expansion in functions that torch has, and a gather is all it needs.
 """
 
@@ -42,13 +40,13 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
-    "G": Family(1, 0),  # plus log(REACH - x) / 2, which is -log(s) / 2 but for a constant
-    "g": Family(1, 1),
-    "dg": Family(1, 2),
-    "ddg": Family(1, 3),
-    "H": Family(2, 2),
-    "h": Family(2, 3),
-    "dh": Family(2, 4),
+    "F1": Family(1, 0),  # plus log(REACH - x) / 2, which is -log(s) / 2 but for a constant
+    "f1": Family(1, 1),
+    "df1": Family(1, 2),
+    "ddf1": Family(1, 3),
+    "F2": Family(2, 2),
+    "f2": Family(2, 3),
+    "df2": Family(2, 4),
 }
 
 
@@ -124,7 +122,7 @@ def _cubics() -> dict[str, Array]:
     found = {}
     for name, (growth, decay) in FAMILIES.items():
         value = np.hstack([far[name], near[name]])
-        if name == "G":
+        if name == "F1":
             value = value - np.log(s) / 2
         found[name] = to_powers @ (value * np.exp(-growth * np.maximum(x, 0) ** 2) / s**decay)
     return found
@@ -138,37 +136,37 @@ def _line(cells: Array) -> Array:
 
 def _asymptotic(y: Array) -> dict[str, Array]:
     """The functions at -y, y > 8, as series in 1/y^2 cut where their terms are smallest."""
-    g, h = np.zeros(24), np.zeros(24)
+    f1, f2 = np.zeros(24), np.zeros(24)
     for k in range(24):
-        g[k] = -g[k - 1] * (2 * k - 1) / 2 if k else 0.5
-        h[k] = (g[: k + 1] @ g[k::-1] - (2 * k + 1) * h[k - 1]) / 2
+        f1[k] = -f1[k - 1] * (2 * k - 1) / 2 if k else 0.5
+        f2[k] = (f1[: k + 1] @ f1[k::-1] - (2 * k + 1) * f2[k - 1]) / 2
     n, t = np.arange(24), 1 / y**2
     return {
-        # The constant makes G(0) = 0; it is Euler's.
-        "G": -np.euler_gamma / 4 - np.log(2 * y) / 2 + t * polyval(t, g[1:] * 0.5 / n[1:]),
-        "g": polyval(t, g) / y,
-        "dg": polyval(t, g * (2 * n + 1)) / y**2,
-        "ddg": polyval(t, g * (2 * n + 1) * (2 * n + 2)) / y**3,
-        "H": polyval(t, h / (2 * n + 2)) / y**2,
-        "h": polyval(t, h) / y**3,
-        "dh": polyval(t, h * (2 * n + 3)) / y**4,
+        # The constant makes F1(0) = 0; it is Euler's.
+        "F1": -np.euler_gamma / 4 - np.log(2 * y) / 2 + t * polyval(t, f1[1:] * 0.5 / n[1:]),
+        "f1": polyval(t, f1) / y,
+        "df1": polyval(t, f1 * (2 * n + 1)) / y**2,
+        "ddf1": polyval(t, f1 * (2 * n + 1) * (2 * n + 2)) / y**3,
+        "F2": polyval(t, f2 / (2 * n + 2)) / y**2,
+        "f2": polyval(t, f2) / y**3,
+        "df2": polyval(t, f2 * (2 * n + 3)) / y**4,
     }
 
 
 def _solved(x: Array) -> dict[str, Array]:
     """The functions at points (4, cells) of all other cells, by Taylor polynomials.
 
-    They solve the equations of g and h from left to right, where errors die out or grow as they do.
+    They solve the equations of f1' and f2' from left to right: relative errors do not grow.
     """
     edges = _line(np.arange(_FAR, _TOTAL + 1.0))
     first = {name: float(value) for name, value in _asymptotic(-edges[0]).items()}
     series = []
-    g, h = first["g"], first["h"]
+    f1, f2 = first["f1"], first["f2"]
     for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        a, b = _taylor(low, g, h)
+        a, b = _taylor(low, f1, f2)
         series.append((a, b))
-        g, h = (sum(c * (high - low) ** n for n, c in enumerate(some)) for some in (a, b))
-    g_series, h_series = np.array(series).transpose(1, 2, 0)  # (_ORDER, cells) each
+        f1, f2 = (sum(c * (high - low) ** n for n, c in enumerate(some)) for some in (a, b))
+    f1_series, f2_series = np.array(series).transpose(1, 2, 0)  # (_ORDER, cells) each
     d = x - edges[:-1]
 
     def at(coefficients: Any) -> Array:
@@ -180,21 +178,21 @@ def _solved(x: Array) -> dict[str, Array]:
         return np.asarray(start + np.cumsum(steps) - steps + at(within))
 
     return {
-        "G": integral(g_series, first["G"]),
-        "g": at(g_series),
-        "dg": at(polyder(g_series)),
-        "ddg": at(polyder(g_series, 2)),
-        "H": integral(h_series, first["H"]),
-        "h": at(h_series),
-        "dh": at(polyder(h_series)),
+        "F1": integral(f1_series, first["F1"]),
+        "f1": at(f1_series),
+        "df1": at(polyder(f1_series)),
+        "ddf1": at(polyder(f1_series, 2)),
+        "F2": integral(f2_series, first["F2"]),
+        "f2": at(f2_series),
+        "df2": at(polyder(f2_series)),
     }
 
 
-def _taylor(x: float, g: float, h: float) -> tuple[list[float], list[float]]:
-    """Coefficients of g and h around x by their equations, given their values there."""
-    a, b = [g], [h]
+def _taylor(x: float, f1: float, f2: float) -> tuple[list[float], list[float]]:
+    """Coefficients of f1 and f2 around x by their equations, given their values there."""
+    a, b = [f1], [f2]
     for n in range(_ORDER - 1):
-        before_a, before_b = (a[n - 1], b[n - 1]) if n else (0.5, 0.0)  # 2 * 0.5: the 1 in g'
+        before_a, before_b = (a[n - 1], b[n - 1]) if n else (0.5, 0.0)  # 2 * 0.5: the 1 in f1'
         square = sum(a[i] * a[n - i] for i in range(n + 1))
         a.append((2 * x * a[n] + 2 * before_a) / (n + 1))
         b.append((2 * x * b[n] + 2 * before_b + square) / (n + 1))

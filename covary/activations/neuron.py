@@ -69,7 +69,7 @@ class LIF:
     def irregular_noise(self) -> float:
         """Sigma, in mV per sqrt(ms), that makes it fire irregularly, by chance.
 
-        With it, reset and threshold are 1 apart in standard units, docs/theory.md, eq. (33).
+        With it, zeta at threshold is 1 above zeta at reset (docs/theory.md, eq. (33)).
         """
         return math.sqrt(self.leak) * (self.v_th - self.v_res)
 
@@ -126,7 +126,7 @@ def lif(
 def _moments(mu: Tensor, var: Tensor, *, neuron: LIF) -> ActivationMoments:
     """docs/theory.md, eqs. (33) to (35)."""
     both = torch.broadcast_tensors(mu, var)  # type: ignore[no-untyped-call]
-    return ActivationMoments(*_Moments.apply(*both, neuron))  # type: ignore[no-untyped-call]
+    return ActivationMoments(*_NeuronMoments.apply(*both, neuron))  # type: ignore[no-untyped-call]
 
 
 class _Passage(NamedTuple):
@@ -139,10 +139,10 @@ class _Passage(NamedTuple):
     per_noise: Tensor  # 1 / sqrt(leak var)
     ratio: Tensor  # e^{q^2 - p^2} for p = max(upper, 0), q = max(lower, 0)
     rate: Tensor  # spikes per ms
-    rate_by_g: Tensor  # how the rate goes down with the integral of g, over rate and e^{-p^2}
+    rate_by_integral: Tensor  # how the rate falls with that of f1, over rate and e^{-p^2}
 
     def difference(self, name: str) -> Tensor:
-        """Upper minus lower end, times e^{-p^2}; of functions that grow twice as fast, squared."""
+        """The function at the upper end minus that at the lower, times e^{-growth p^2}."""
         upper, lower = self.ends.look_up(name).unbind()
         ratio = self.ratio if FAMILIES[name].growth == 1 else self.ratio.square()
         return upper.addcmul_(ratio, lower, value=-1)
@@ -159,16 +159,16 @@ def _passage(mu: Tensor, var: Tensor, neuron: LIF) -> _Passage:
     # As a product of two differences, not as one of squares, which would lose digits.
     ratio = (q - p).mul_(q + p).exp_()
     found = _Passage(ends, per_noise, ratio, damped, damped)
-    # What was taken out of G: the logarithm of s at the upper end over s at the lower.
+    # What was taken out of F1: the logarithm of s at the upper end over s at the lower.
     logarithm = (below[0] - below[1]).mul_(ends.s[0]).div_(REACH).log1p_()
-    integral = found.difference("G").addcmul_(damped, logarithm, value=0.5)
+    integral = found.difference("F1").addcmul_(damped, logarithm, value=0.5)
     # Never negative but for round-off; where all is lost in it, the neuron is silent, not NaN.
     interval = integral.clamp_(min=0).mul_(2 / neuron.leak).add_(damped, alpha=neuron.t_ref)
     over = interval.clamp_(min=finfo.tiny**0.25).reciprocal_()
-    return found._replace(rate=damped * over, rate_by_g=over.mul_(2 / neuron.leak))
+    return found._replace(rate=damped * over, rate_by_integral=over.mul_(2 / neuron.leak))
 
 
-class _Moments(torch.autograd.Function):
+class _NeuronMoments(torch.autograd.Function):
     """Mean, variance and gain, and their derivatives: all by the same tables.
 
     In float64 whatever the arguments are, where the device has it: sub-threshold rates go like
@@ -185,7 +185,7 @@ class _Moments(torch.autograd.Function):
             for argument, dim in zip((mu, var), in_dims, strict=False)
         ]
         both = torch.broadcast_tensors(*stacked)  # type: ignore[no-untyped-call]
-        return _Moments.apply(*both, neuron), (0, 0, 0)  # type: ignore[no-untyped-call]
+        return _NeuronMoments.apply(*both, neuron), (0, 0, 0)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def forward(mu: Tensor, var: Tensor, neuron: LIF) -> tuple[Tensor, Tensor, Tensor]:
@@ -218,10 +218,10 @@ def _widest(x: Tensor) -> torch.dtype:
 
 
 def _rates(passage: _Passage) -> ActivationMoments:
-    rate, by_g = passage.rate, passage.rate_by_g
-    once = rate * by_g
-    gain = passage.difference("g").mul_(passage.per_noise).mul_(once)
-    variance = passage.difference("H").mul_(by_g).mul_(once).mul_(2)
+    rate, by_integral = passage.rate, passage.rate_by_integral
+    once = rate * by_integral
+    gain = passage.difference("f1").mul_(passage.per_noise).mul_(once)
+    variance = passage.difference("F2").mul_(by_integral).mul_(once).mul_(2)
     return ActivationMoments(rate, variance, gain)
 
 
@@ -230,27 +230,26 @@ def _derivatives(
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Derivatives of mean, variance and gain by mu and by var; docs/theory.md, eq. (36).
 
-    x g = (g' - 1) / 2, x g' = g'' / 2 - g and x h = (h' - g^2) / 2 spare differences of products
-    that are almost equal where x is large and negative.
+    Its identities spare differences of almost equal products where zeta is large and negative.
     """
     passage = _passage(mu, var, neuron)
     rate, variance, gain = _rates(passage)
-    by_g, per_noise = passage.rate_by_g, passage.per_noise
-    g, dg, ddg, h, dh = (passage.difference(name) for name in ("g", "dg", "ddg", "h", "dh"))
-    upper, lower = passage.ends.look_up("g").unbind()
+    by_integral, per_noise = passage.rate_by_integral, passage.per_noise
+    f1, df1, ddf1, f2, df2 = map(passage.difference, ("f1", "df1", "ddf1", "f2", "df2"))
+    upper, lower = passage.ends.look_up("f1").unbind()
     square = upper.square() - (passage.ratio * lower).square()
-    once = rate * by_g
-    twice = 2 * once * by_g
+    once = rate * by_integral
+    twice = 2 * once * by_integral
     # Of the rate's logarithm, which has derivatives where the rate itself vanishes.
-    log_by_mu, log_by_var = by_g * per_noise * g, by_g * dg / (4 * var)
+    log_by_mu, log_by_var = by_integral * per_noise * f1, by_integral * df1 / (4 * var)
     by_mu = (
         gain,
-        3 * variance * log_by_mu - twice * per_noise * h,
-        2 * gain * log_by_mu - once * per_noise.square() * dg,
+        3 * variance * log_by_mu - twice * per_noise * f2,
+        2 * gain * log_by_mu - once * per_noise.square() * df1,
     )
     by_var = (
         rate * log_by_var,
-        3 * variance * log_by_var - twice * (dh - square) / (4 * var),
-        2 * gain * log_by_var - gain / (2 * var) - once * per_noise * (ddg / 2 - g) / (2 * var),
+        3 * variance * log_by_var - twice * (df2 - square) / (4 * var),
+        2 * gain * log_by_var - gain / (2 * var) - once * per_noise * (ddf1 / 2 - f1) / (2 * var),
     )
     return by_mu, by_var

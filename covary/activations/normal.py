@@ -80,7 +80,7 @@ def tail(mu: Tensor, sigma: Tensor) -> Tail:
         g1 = 1 - a * g0
         twice_g2 = g0 - a * g1
         return Tail(a, density, density * g0, density * g1, density * twice_g2)
-    # The differences above lose a^4 / 2 units in the last place: nothing in float64, all of
+    # The differences above lose a^4 / 2 times the rounding error: nothing in float64, all of
     # float32. Starting from the ratio g2 / g1 the same relations only add and multiply.
     above, under = (_horner(coefficients, a) for coefficients in _RATIO)
     twice_ratio = above / under
@@ -106,7 +106,7 @@ def _plus_product(constant: float, x: Tensor, y: Tensor, *, factor: float = 1.0)
 
 
 def _positive(mu: Tensor, beyond: Tail) -> Tensor:
-    """P(x > 0) for x ~ N(mu, var), from the tail beyond; of mu, its sign counts alone."""
+    """P(x > 0) for x ~ N(mu, var), from the tail beyond |mu| and the sign of mu."""
     # |1 - mass| or |0 - mass|. A torch.where on signs that come at random is far slower: no
     # processor guesses them; and so is a comparison, whose result has to be converted.
     return (mu.detach().sign().relu() - beyond.mass).abs()

@@ -2,7 +2,7 @@
 
 Moments are closed forms, sums over pieces of truncated Gaussian moments (docs/theory.md, eq. 18).
 They are computed in float64 whatever the arguments are, where the device has it: what cancels in a
-piece far from mu, about z^4 units in the last place, then does not matter. Relative errors of mean
+piece far from mu, about z^4 rounding errors, then does not matter. Relative errors of mean
 (relative to max(|mean|, sigma)), variance and gain are about 1e-12 in float64 (1e-9 for the ELUs)
 and 1e-6 in float32.
 """

@@ -89,7 +89,7 @@ def check(x: Tensor, y: Tensor, epsilon: float | Tensor, bounds: Bounds | None) 
         kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(
             f"An attack moves inputs by fractions, and needs a floating point Tensor; got {kind}. "
-            "Convert first: x.float(), with epsilon and bounds in the units of x (bytes of images: "
+            "Convert first: x.float(), with epsilon and bounds on the scale of x (bytes of images: "
             "epsilon=0.1 * 255, bounds=(0, 255))."
         )
     if x.dim() < 2:
@@ -144,7 +144,7 @@ def _check_bounds(x: Tensor, bounds: Bounds) -> None:
     if outside:
         raise ValueError(
             f"{outside} values of the inputs lie outside of the bounds {bounds}: inputs go from "
-            f"{x.min().item():g} to {x.max().item():g}. Give bounds in the units of the inputs, "
+            f"{x.min().item():g} to {x.max().item():g}. Give bounds on the scale of the inputs, "
             "such as (0, 255) for bytes."
         )
 

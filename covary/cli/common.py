@@ -25,7 +25,7 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from covary.files import without_nan
+from covary.files import escaped, without_nan
 from covary.training import StoppedError
 
 Parameters = ParamSpec("Parameters")
@@ -98,17 +98,14 @@ def reported(command: Callable[Parameters, Result]) -> Callable[Parameters, Resu
 
 # Control characters but for tab and line feed, separators of lines and paragraphs, marks that turn
 # the order of letters around, and halves of characters that no terminal can show.
-_UNPRINTABLE = re.compile(
+_UNPRINTABLE = (
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
 def printable(text: str) -> str:
-    """The text with characters that would move a terminal written as ``\\u001b``.
-
-    JSON, TOML and Python read them back as the characters that they stand for.
-    """
-    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    """The text with characters that would move a terminal ``escaped``."""
+    return escaped(text, _UNPRINTABLE)
 
 
 def fail(sentence: str) -> None:

@@ -169,7 +169,7 @@ def _show(result: Comparison) -> None:
 
 
 def _covariance(result: Comparison) -> str:
-    """How the moment network held its covariance, and how good that is where it was tracked."""
+    """How the moment network stored its covariance, and how good that is where it was tracked."""
     found = [each.row() for each in result.fidelity.values()]
     if not found:
         return f"MNN: {result.covariance} covariances."

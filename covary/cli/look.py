@@ -162,7 +162,7 @@ def _show_evaluation(run: str, found: Evaluation) -> None:
         say(f"Calibrated on {found.calibration.held_out_samples:,} held-out training samples.")
     _show_scores(found.scores)
     if found.by_target:
-        _show_metrics("The same for each target, in its own units", found.by_target)
+        _show_metrics("The same for each target, on its own scale", found.by_target)
     for line in (*contradictions(found.parts), *(f"Note: {note}" for note in found.notes)):
         say(line)
     if found.separability:

@@ -13,17 +13,17 @@ from covary.cli import common
 from covary.cli.common import DataDir, Debug, Json, OodData, RunPath, Seed, decimal, reported, say
 from covary.cli.options import Chosen, configured
 from covary.covariance import class_name, exact_units
-from covary.nn.fidelity import Row
+from covary.nn.fidelity import FidelityRow
 from covary.runs.attack import AttackConfig, attack_run
 from covary.runs.config import PER_SAMPLE
 from covary.runs.results import (
     Attack,
     AttackRow,
-    Fidelity,
-    Measured,
+    FidelityResult,
+    MeasuredNumber,
     Representation,
     SpikingVerification,
-    Verification,
+    SteadyVerification,
 )
 from covary.stochastic.comparison import ERRORS
 from covary.stochastic.statistics import GROUPS
@@ -56,7 +56,7 @@ def fidelity(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare the ways to hold a run's covariance: how exact they are, and what they cost.
+    """Compare the ways to store a run's covariance: how exact they are, and what they cost.
 
     Each is compared with exact covariances (full), on test inputs and on out-of-distribution ones:
     relative errors of mean, variance and covariance, Spearman's rank correlation of entropies, and
@@ -102,7 +102,7 @@ def fidelity(
     say(f"Written to {opened.fidelity_path}.")
 
 
-def _show_part(title: str, result: Fidelity, part: str) -> None:
+def _show_part(title: str, result: FidelityResult, part: str) -> None:
     classify = result.task == "classification"
     rows = []
     for kind in result.representations:
@@ -118,7 +118,7 @@ def _show_part(title: str, result: Fidelity, part: str) -> None:
     )
 
 
-def _advice(result: Fidelity, run: str) -> str:
+def _advice(result: FidelityResult, run: str) -> str:
     """Which representation to take: the cheapest that agrees well enough on every part."""
     kinds = [kind for kind in result.representations if class_name(kind.name) in PER_SAMPLE]
     full = kinds[0]
@@ -136,19 +136,19 @@ def _advice(result: Fidelity, run: str) -> str:
     )
 
 
-def _worst(kind: Representation) -> Row:
+def _worst(kind: Representation) -> FidelityRow:
     """The lowest rank and largest error of all parts; an unknown error counts as infinite."""
     parts = kind.parts.values()
     ranks = [part.rank for part in parts if part.rank is not None]
     errors = [math.inf if part.covariance is None else part.covariance for part in parts]
-    return Row(exact_units(kind.name) or 0, min(ranks, default=math.nan), max(errors))
+    return FidelityRow(exact_units(kind.name) or 0, min(ranks, default=math.nan), max(errors))
 
 
 def _time(kind: Representation) -> float:
     return math.inf if kind.time_over_plain is None else kind.time_over_plain
 
 
-def _marked(kind: Representation, result: Fidelity) -> str:
+def _marked(kind: Representation, result: FidelityResult) -> str:
     return f"{kind.name} *" if kind.name == result.chosen else kind.name
 
 
@@ -238,7 +238,7 @@ def verify(
     say(f"See them on one page: covary report {common.quoted(run)}")
 
 
-def _show_moments(result: Verification) -> None:
+def _show_moments(result: SteadyVerification) -> None:
     common.show_table(
         f"Moments against a simulation, {len(result.inputs)} inputs: errors in %, entropy in nats",
         ["layer", "mean", "variance", "covariance", "pairs", "entropy"],
@@ -296,7 +296,7 @@ def _show_spikes(result: SpikingVerification) -> None:
     )
 
 
-def _shown(found: Measured, sign: str = "") -> str:
+def _shown(found: MeasuredNumber, sign: str = "") -> str:
     """A number with its standard error; relative errors, which have a floor, in percent."""
     value, bar, decimals = found.value, found.bar, 2
     if value is None or bar is None:
@@ -349,7 +349,7 @@ def attack(
         _show_attack(result, network.name)
     for sentence in (*(f"Note: {note}" for note in result.notes), *result.verdict):
         say(sentence)
-    say(f"epsilon is in {result.epsilon_unit}.")
+    say(f"epsilon is in {result.epsilon_scale}.")
     say(f"Written to {opened.attack_path}.")
 
 

@@ -7,7 +7,7 @@
 
 from covary.compare import laplace
 from covary.compare.comparing import compare
-from covary.compare.comparison import CompareConfig, Comparison, Row, Summary
+from covary.compare.comparison import CompareConfig, Comparison, MethodRow, Summary
 from covary.compare.groups import method_names
 from covary.compare.methods import (
     Method,
@@ -22,30 +22,14 @@ from covary.compare.methods import (
 from covary.compare.networks import (
     DropoutSamples,
     GaussianHead,
+    MemberMoments,
     Members,
-    Spread,
     with_variance_head,
 )
 
 __all__ = [
-    "CompareConfig",
-    "Comparison",
-    "DropoutSamples",
-    "GaussianHead",
-    "Members",
-    "Method",
-    "Prediction",
-    "Row",
-    "Spread",
-    "Summary",
-    "by_average",
-    "by_density",
-    "by_expectation",
-    "by_mean",
-    "by_targets",
-    "calibrated",
-    "compare",
-    "laplace",
-    "method_names",
+    "CompareConfig", "Comparison", "DropoutSamples", "GaussianHead", "MemberMoments", "Members",
+    "Method", "MethodRow", "Prediction", "Summary", "by_average", "by_density", "by_expectation",
+    "by_mean", "by_targets", "calibrated", "compare", "laplace", "method_names",
     "with_variance_head",
-]
+]  # fmt: skip

@@ -20,13 +20,13 @@ from covary.compare.comparison import (
     Comparison,
     Costs,
     GroupScores,
+    MethodRow,
     MethodScores,
-    Row,
     Summary,
 )
 from covary.compare.groups import Group, groups
 from covary.compare.methods import BATCH, Method, rows_of
-from covary.compare.workshop import KINDS, Workshop
+from covary.compare.trained_networks import KINDS, TrainedNetworks
 from covary.data import Dataset, Schema
 from covary.files import read_json, write_json
 from covary.runs import costs
@@ -70,7 +70,7 @@ def compare(
     All networks have the same widths, rows, batches, optimizer and number of epochs. What a method
     needs beyond that (a temperature, a constant variance, a prior) is fitted on the run's held-out
     rows. Results go to ``compare.json`` in the folder; each method's numbers for a seed are kept as
-    soon as they are there, each network when it is trained, and go on from there with ``resume``.
+    soon as they are measured, each network as soon as it is trained; ``resume`` goes on from there.
 
     Args:
         data: which data.
@@ -79,7 +79,7 @@ def compare(
         seeds: each trains all networks anew.
         methods: names of ``method_names``; the network that all are compared with is always there.
             None given: all.
-        covariance: how the moment network holds its own where it is measured: ``"tracked"``,
+        covariance: how the moment network stores its own where it is measured: ``"tracked"``,
             ``"full"`` (exact, and dear in wide networks) or ``"diagonal"``.
         chosen: settings of the network and of training, as in ``covary.runs.training.resolve``.
         settings: of the methods compared with.
@@ -102,19 +102,19 @@ def compare(
             _make_folder(out, data, chosen, settings, resume=resume, overwrite=overwrite)
         run = Run(out / f"seed-{seed}" / "mnn", data_dir=data_dir)
         _train(work, run, say, display())
-        shop = Workshop(
+        nets = TrainedNetworks(
             run, work.dataset, settings, covariance=covariance, say=say, display=display
         )
         per_seed[seed] = {
-            name: _measured(name, group, shop, work.ood, say) for name, group in work.groups.items()
+            name: _measured(name, group, nets, work.ood, say) for name, group in work.groups.items()
         }
-        notes += [note for note in (*work.notes, *shop.notes) if note not in notes]
+        notes += [note for note in (*work.notes, *nets.notes) if note not in notes]
         if seed == seeds[0]:
-            first, measured = work, _costs(out / COSTS, work.groups, shop, say)
+            first, measured = work, _costs(out / COSTS, work.groups, nets, say)
     fidelity = {str(seed): found["mnn"].fidelity for seed, found in per_seed.items()}
     model = first.config.model
     return Comparison(
-        task="classification" if shop.classify else "regression",
+        task="classification" if nets.classify else "regression",
         dataset=data.name,
         image_shape=model.input_shape if model.is_image else None,
         ood=tuple(first.ood),
@@ -236,7 +236,7 @@ def _clear(path: Path) -> None:
 
 
 def _kept(cls: type[Kept], path: Path) -> Kept | None:
-    """What a file holds that an earlier comparison has left; None if there is none."""
+    """The content of a file that an earlier comparison left; None if there is none."""
     return decoded(cls, read_json(path, _ANEW), str(path), _ANEW) if path.exists() else None
 
 
@@ -248,38 +248,38 @@ def _keep(record: Kept, path: Path) -> Kept:
 
 
 def _measured(
-    name: str, group: Group, shop: Workshop, ood: Mapping[str, Tensor], say: Say
+    name: str, group: Group, nets: TrainedNetworks, ood: Mapping[str, Tensor], say: Say
 ) -> GroupScores:
     """A group's numbers for a seed, found in its file or measured and written there."""
-    path = shop.run.path.parent / f"{name}.json"
-    covariance = shop.covariance if name == "mnn" else None
+    path = nets.run.path.parent / f"{name}.json"
+    covariance = nets.covariance if name == "mnn" else None
     kept = _kept(GroupScores, path)
     if kept is not None and set(ood) <= set(kept.ood) and kept.covariance == covariance:
         for note in kept.notes:
-            shop.note(note)
+            nets.note(note)
         return kept
-    before = len(shop.notes)
-    methods = list(group.make(shop))
-    say(f"seed {shop.config.training.seed}: measuring {name}")
+    before = len(nets.notes)
+    methods = list(group.make(nets))
+    say(f"seed {nets.config.training.seed}: measuring {name}")
     found = GroupScores(
         ood=tuple(ood),
-        methods=tuple(_scored(methods, shop, ood)),
-        notes=tuple(shop.notes[before:]),
+        methods=tuple(_scored(methods, nets, ood)),
+        notes=tuple(nets.notes[before:]),
         covariance=covariance,
-        fidelity=shop.fidelity if name == "mnn" else None,
+        fidelity=nets.fidelity if name == "mnn" else None,
     )
     return _keep(found, path)
 
 
 def _scored(
-    methods: Sequence[Method], shop: Workshop, ood: Mapping[str, Tensor]
+    methods: Sequence[Method], nets: TrainedNetworks, ood: Mapping[str, Tensor]
 ) -> Iterator[MethodScores]:
-    dataset = shop.dataset
+    dataset = nets.dataset
     parts = {"test": dataset.x_test} | dict(ood)
-    if shop.classify and dataset.is_image:
+    if nets.classify and dataset.is_image:
         # One attack for all methods of a group: what they predict comes from the same networks.
-        count, size = shop.settings.attacked, shop.settings.epsilon * _PIXELS
-        x, y = dataset.x_test[:count].to(shop.device), dataset.y_test[:count].to(shop.device)
+        count, size = nets.settings.attacked, nets.settings.epsilon * _PIXELS
+        x, y = dataset.x_test[:count].to(nets.device), dataset.y_test[:count].to(nets.device)
         attack = partial(fgsm, methods[0].logits, bounds=(0.0, _PIXELS), batch_size=BATCH)
         parts["attacked"] = attack(x.float(), y, size).cpu()
     for method in methods:
@@ -289,45 +289,45 @@ def _scored(
         yield MethodScores(name=method.name, description=method.description, scores=rows)
 
 
-def _costs(path: Path, wanted: Mapping[str, Group], shop: Workshop, say: Say) -> Costs:
+def _costs(path: Path, wanted: Mapping[str, Group], nets: TrainedNetworks, say: Say) -> Costs:
     """Training and inference of each group over the plain network's, all measured in turns."""
     kept = _kept(Costs, path)
-    if kept and set(wanted) <= set(kept.training) and kept.covariance == shop.covariance:
+    if kept and set(wanted) <= set(kept.training) and kept.covariance == nets.covariance:
         return kept
     say("measuring what they cost")
-    batch = shop.dataset.x_test[:BATCH].to(shop.device)
+    batch = nets.dataset.x_test[:BATCH].to(nets.device)
     passes: dict[str, Callable[[], object]] = {
         method.name: partial(method.infer, batch)
         for group in wanted.values()
-        for method in group.make(shop)
+        for method in group.make(nets)
     }
     # The bare network, without even a softmax: what everything is a multiple of.
-    passes["bare"] = partial(shop.network("plain"), batch)
+    passes["bare"] = partial(nets.network("plain"), batch)
     with torch.no_grad():
         inference = costs.fastest(passes, range(_ROUNDS))
     kinds = {group.trains for group in wanted.values()} | {"plain"}
-    steps = costs.fastest({kind: _step(kind, shop) for kind in sorted(kinds)}, range(_ROUNDS))
+    steps = costs.fastest({kind: _step(kind, nets) for kind in sorted(kinds)}, range(_ROUNDS))
     found = Costs(
         batch=len(batch),
         threads=torch.get_num_threads(),
         training={
-            name: group.networks(shop) * steps[group.trains] / steps["plain"]
+            name: group.networks(nets) * steps[group.trains] / steps["plain"]
             for name, group in wanted.items()
         },
         inference={name: seconds / inference["bare"] for name, seconds in inference.items()},
-        covariance=shop.covariance,
+        covariance=nets.covariance,
     )
     return _keep(found, path)
 
 
-def _step(kind: str, shop: Workshop) -> Callable[[], object]:
+def _step(kind: str, nets: TrainedNetworks) -> Callable[[], object]:
     """A training step of a kind of network, on one batch."""
-    config = shop.config
-    net = config.model.build() if kind == "mnn" else shop.build(kind)
-    objective = shop.objective(kind, net).to(shop.device).train()
+    config = nets.config
+    net = config.model.build() if kind == "mnn" else nets.build(kind)
+    objective = nets.objective(kind, net).to(nets.device).train()
     optimizer = make_optimizer(config.training, objective)
     size = config.training.batch_size
-    x, y = shop.x[:size].to(shop.device), shop.y[:size].to(shop.device)
+    x, y = nets.x[:size].to(nets.device), nets.y[:size].to(nets.device)
 
     def step() -> None:
         loss, _ = objective(x, y)
@@ -338,7 +338,9 @@ def _step(kind: str, shop: Workshop) -> Callable[[], object]:
     return step
 
 
-def _rows(per_seed: Mapping[int, Mapping[str, GroupScores]], measured: Costs) -> Iterator[Row]:
+def _rows(
+    per_seed: Mapping[int, Mapping[str, GroupScores]], measured: Costs
+) -> Iterator[MethodRow]:
     """A row for each method and score: its numbers by seed, their summary, and its costs."""
     first = next(iter(per_seed.values()))
     methods = [(group, method) for group, found in first.items() for method in found.methods]
@@ -350,7 +352,7 @@ def _rows(per_seed: Mapping[int, Mapping[str, GroupScores]], measured: Costs) ->
                 for other in others[group].methods
                 if other.name == method.name
             }
-            yield Row(
+            yield MethodRow(
                 group=group,
                 method=method.name,
                 score=score,

@@ -1,4 +1,4 @@
-"""The settings and the result of a comparison, and what it is made of, as files hold them."""
+"""The settings and the result of a comparison, and what it is made of, as files have them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class GroupScores:
     ood: tuple[str, ...]  # out-of-distribution data that they were measured on
     methods: tuple[MethodScores, ...]
     notes: tuple[str, ...] = ()  # what whoever reports the numbers should know
-    covariance: str | None = None  # how the moment network held it; None for other groups
+    covariance: str | None = None  # how the moment network stored it; None for other groups
     fidelity: TrackedFidelity | None = None  # of tracked covariances
 
 
@@ -75,7 +75,7 @@ class Costs:
     threads: int  # that torch used
     training: Mapping[str, float]  # of each group
     inference: Mapping[str, float]  # of each method
-    covariance: str | None = None  # how the moment network held it
+    covariance: str | None = None  # how the moment network stored it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class Summary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class MethodRow:
     """A method and one of its scores."""
 
     group: str  # methods of a group share their networks
@@ -122,9 +122,9 @@ class Comparison(Record):
     seeds: tuple[int, ...]  # each trained all networks anew
     config: RunConfig  # of the moment neural network, for the first seed
     settings: CompareConfig
-    rows: tuple[Row, ...]
+    rows: tuple[MethodRow, ...]
     notes: tuple[str, ...]  # what whoever reads the numbers should know
-    covariance: str | None = None  # how the moment network held it; None in files that do not say
+    covariance: str | None = None  # how the moment network stored it; None in files that do not say
     fidelity: Mapping[str, TrackedFidelity] = field(default_factory=dict)  # if tracked, by seed
 
     @classmethod

@@ -19,8 +19,8 @@ from covary.compare.methods import (
     by_targets,
     calibrated,
 )
-from covary.compare.networks import DropoutSamples, Members, Spread
-from covary.compare.workshop import Workshop
+from covary.compare.networks import DropoutSamples, MemberMoments, Members
+from covary.compare.trained_networks import TrainedNetworks
 from covary.files import read_tensors, write_tensors
 from covary.uncertainty import fit
 from covary.uncertainty.calibration import Mixture
@@ -33,7 +33,7 @@ class Group:
     """Methods that share their networks.
 
     Attributes:
-        trains: the kind of network, by the workshop's names ("mnn" is the run).
+        trains: the kind of network, by the names of ``KINDS`` ("mnn" is the run).
         name: of the method as it comes.
         description: what it does; may name settings of the comparison in braces.
         rule: how it predicts.
@@ -47,24 +47,24 @@ class Group:
     name: str
     description: str
     rule: Rule
-    network: Callable[[Workshop], nn.Module]
+    network: Callable[[TrainedNetworks], nn.Module]
     forms: tuple[str, ...] = ("own", "calibrated")
     is_ensemble: bool = False
 
-    def networks(self, shop: Workshop) -> int:
+    def networks(self, nets: TrainedNetworks) -> int:
         """How many networks it trains."""
-        return shop.settings.members if self.is_ensemble else 1
+        return nets.settings.members if self.is_ensemble else 1
 
-    def make(self, shop: Workshop) -> Iterator[Method]:
+    def make(self, nets: TrainedNetworks) -> Iterator[Method]:
         """Its methods, trained."""
-        description = self.description.format(**vars(shop.settings))
-        method = Method(self.name, description, self.network(shop), self.rule)
+        description = self.description.format(**vars(nets.settings))
+        method = Method(self.name, description, self.network(nets), self.rule)
         if "own" in self.forms:
             yield method
         if "fitted" in self.forms:
-            yield from _fitted(method, shop)
+            yield from _fitted(method, nets)
         if "calibrated" in self.forms:
-            better = calibrated(method, shop.x_held_out, shop.y_held_out)
+            better = calibrated(method, nets.x_held_out, nets.y_held_out)
             is_alone = self.forms == ("calibrated",)
             yield replace(better, name=self.name, description=description) if is_alone else better
 
@@ -90,34 +90,34 @@ def check_methods(methods: Sequence[str], task: str | None = None) -> None:
         raise ValueError(f"Unknown method {unknown[0]!r}; {'; '.join(known)}.")
 
 
-def _fitted(method: Method, shop: Workshop) -> Iterator[Method]:
+def _fitted(method: Method, nets: TrainedNetworks) -> Iterator[Method]:
     """The method with a score of all layers, if one can be fitted."""
     module = method.module
     net = module.nets[0] if isinstance(module, Members) else module
     try:
-        score = fit(net, shop.x_held_out.to(shop.device), classify=True)
+        score = fit(net, nets.x_held_out.to(nets.device), classify=True)
     except ValueError as error:  # too few held-out rows, or a layer without any variance
-        shop.note(f"{method.name} has no fitted score. {error}")
+        nets.note(f"{method.name} has no fitted score. {error}")
         return
     said = f"{method.description} Score: density of its layers, fitted to held-out data."
     yield Method(f"{method.name}, fitted", said, net, partial(by_density, score=score))
 
 
-def _masks(shop: Workshop) -> DropoutSamples:
-    net = shop.network("dropout")
-    return DropoutSamples(net, shop.settings.samples, seed=shop.config.training.seed)
+def _masks(nets: TrainedNetworks) -> DropoutSamples:
+    net = nets.network("dropout")
+    return DropoutSamples(net, nets.settings.samples, seed=nets.config.training.seed)
 
 
-def _bayesian(shop: Workshop) -> nn.Sequential:
+def _bayesian(nets: TrainedNetworks) -> nn.Sequential:
     """The network with a Bayesian last layer, kept beside the network and found there again."""
-    net, path = shop.network("plain"), shop.folder("plain", 0) / "last-layer.safetensors"
+    net, path = nets.network("plain"), nets.folder("plain", 0) / "last-layer.safetensors"
     if not path.exists():
-        if shop.classify:
-            fitted = laplace.fit_classifier(net, shop.x, (shop.x_held_out, shop.y_held_out))
+        if nets.classify:
+            fitted = laplace.fit_classifier(net, nets.x, (nets.x_held_out, nets.y_held_out))
         else:
-            fitted = laplace.fit_regressor(net, shop.x, shop.y)
+            fitted = laplace.fit_regressor(net, nets.x, nets.y)
         write_tensors(path, laplace.head_state(fitted))
-    return laplace.with_head(net, read_tensors(path)[0]).to(shop.device)
+    return laplace.with_head(net, read_tensors(path)[0]).to(nets.device)
 
 
 # fmt: off
@@ -125,16 +125,16 @@ _GROUPS = {
     "classification": {
         "mnn": Group(
             "mnn", "MNN", "Moment neural network, one covariance per sample.", by_mean,
-            Workshop.moment_network, forms=("own", "fitted", "calibrated"),
+            TrainedNetworks.moment_network, forms=("own", "fitted", "calibrated"),
         ),
         "plain": Group(
             "plain", "plain", "Conventional network of the same widths.", by_average,
-            lambda shop: Members([shop.network("plain")]), forms=("own", "fitted", "calibrated"),
+            lambda nets: Members([nets.network("plain")]), forms=("own", "fitted", "calibrated"),
         ),
         "dropout": Group("dropout", "MC dropout", _MASKS, by_average, _masks),
         "ensemble": Group(
             "plain", "deep ensemble", "Average of {members} conventional networks of other seeds.",
-            by_average, lambda shop: Members(shop.ensemble("plain")), is_ensemble=True,
+            by_average, lambda nets: Members(nets.ensemble("plain")), is_ensemble=True,
         ),
         "laplace": Group(
             "plain", "last-layer Laplace",
@@ -146,33 +146,33 @@ _GROUPS = {
     "regression": {
         "mnn": Group(
             "mnn", "MNN", "Moment neural network, its variance as it comes.", by_targets,
-            Workshop.moment_network,
+            TrainedNetworks.moment_network,
         ),
         "plain": Group(
             "plain", "plain, constant variance",
             "Conventional network of the same widths, and one variance for all, by held-out data.",
             # As it comes, a single network has no variance, and so predicts no target.
-            by_targets, lambda shop: Spread(Members([shop.network("plain")])),
+            by_targets, lambda nets: MemberMoments(Members([nets.network("plain")])),
             forms=("calibrated",),
         ),
         "dropout": Group(
             "dropout", "MC dropout", f"{_MASKS} Their spread is the variance.", by_targets,
-            lambda shop: Spread(_masks(shop)),
+            lambda nets: MemberMoments(_masks(nets)),
         ),
         "gaussian": Group(
             "gaussian", "mean and variance",
             "Conventional network with a mean and a variance, by their likelihood.",
-            by_targets, lambda shop: shop.network("gaussian"),
+            by_targets, lambda nets: nets.network("gaussian"),
         ),
         "ensemble": Group(
             "gaussian", "deep ensemble",
             "Mixture of {members} networks with a mean and a variance, of other seeds.",
-            by_targets, lambda shop: Mixture(shop.ensemble("gaussian")), is_ensemble=True,
+            by_targets, lambda nets: Mixture(nets.ensemble("gaussian")), is_ensemble=True,
         ),
         "smsc": Group(
             "smsc", "MNN, SMSC",
             "Moment neural network, mean and covariance trained by their likelihood.",
-            by_targets, lambda shop: shop.network("smsc"),
+            by_targets, lambda nets: nets.network("smsc"),
         ),
         "laplace": Group(
             "plain", "last-layer Laplace",

@@ -139,14 +139,14 @@ def fit_regressor(net: nn.Sequential, x: Tensor, y: Tensor) -> nn.Sequential:
     precision are those of the largest marginal likelihood, for each target by itself.
 
     Args:
-        net: ends with an ``nn.Linear``, and what gives outputs their units, if anything; shared.
+        net: ends with an ``nn.Linear``, and what rescales outputs, if anything; shared.
         x: (n, ...) the inputs that it was trained on.
         y: (n, t) their targets.
     """
-    trunk, _, units = divided(net)
+    trunk, _, rescale = divided(net)
     features = torch.cat(list(_features(trunk, x)))
     target = y.to(features)
-    for layer in units:
+    for layer in rescale:
         target = (target - layer.shift) / layer.scale
     values, vectors = torch.linalg.eigh(features.mT @ features)
     values = values.clamp(min=0)
@@ -156,7 +156,7 @@ def fit_regressor(net: nn.Sequential, x: Tensor, y: Tensor) -> nn.Sequential:
     weight = (along / noise[:, None] / (curvature + precision)) @ vectors.mT
     outer = torch.eye(len(noise)).to(weight)  # targets are independent
     head = BayesianHead(weight, precision, curvature, vectors, outer, noise)
-    return nn.Sequential(*trunk, head, *units).eval()
+    return nn.Sequential(*trunk, head, *rescale).eval()
 
 
 def _evidence(
@@ -194,8 +194,8 @@ def head_state(net: nn.Sequential) -> dict[str, Tensor]:
 
 def with_head(net: nn.Sequential, state: Mapping[str, Tensor]) -> nn.Sequential:
     """The conventional network with the last layer that ``head_state`` kept."""
-    trunk, _, units = divided(net)
-    return nn.Sequential(*trunk, BayesianHead(**state), *units).eval()
+    trunk, _, rescale = divided(net)
+    return nn.Sequential(*trunk, BayesianHead(**state), *rescale).eval()
 
 
 @torch.no_grad()

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from covary.covariance import Diagonal
 from covary.moments import Moments, mean_of
 from covary.uncertainty import FittedScore, metrics, scores
+from covary.uncertainty.agreement import gathered
 from covary.uncertainty.calibration import fit_logits, fit_variance
-from covary.uncertainty.fidelity import gathered
 from covary.uncertainty.fitted import FEATURES
 
 BATCH = 128
@@ -28,7 +28,7 @@ class Prediction:
         scores: (n,) each, by name: higher where the method is less sure. The first is its usual.
         probabilities: (n, K) of classes; classification alone.
         mean: (n, t) of targets; regression alone, as is the next.
-        covariance: (n, t, t) of targets, in their units squared.
+        covariance: (n, t, t) of targets, on their own scale.
     """
 
     scores: Mapping[str, Tensor]
@@ -139,7 +139,7 @@ def by_average(draws: nn.Module, x: Tensor) -> Prediction:
 def by_density(net: nn.Module, x: Tensor, *, score: FittedScore) -> Prediction:
     """Classes by the softmax of the mean; the score is one of all layers, ``fitted`` to the net.
 
-    In one pass. The network gives Moments or logits (B, K).
+    It takes one pass. The network gives Moments or logits (B, K).
     """
     features, out = FEATURES[score.features](net, x)
     mean = mean_of(out).cpu()
@@ -194,7 +194,7 @@ def rows_of(
 ) -> dict[str, dict[str, float]]:
     """By score: how good predictions of labels or targets are, and what the score finds.
 
-    Errors, likelihood and coverage of targets are in their own units; ``attacked`` are predictions
+    Errors, likelihood and coverage of targets are on their own scale; ``attacked`` are predictions
     of the first test images, attacked.
     """
     true = truth.numpy()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from covary.covariance import Diagonal
 from covary.moments import Moments
-from covary.nn.units import Rescale, before_units
+from covary.nn.scales import Rescale, before_rescale
 from covary.training.objectives import LEAST_VARIANCE
 
 
@@ -59,7 +59,7 @@ class DropoutSamples(nn.Module):
                 layer.train(mode)
 
 
-class Spread(nn.Module):
+class MemberMoments(nn.Module):
     """The average of what ``Members`` or ``DropoutSamples`` give (M, B, t), and its variance.
 
     That is their spread alone, 0 for a single network: noise of the targets around the average is
@@ -89,25 +89,25 @@ def with_variance_head(net: nn.Sequential) -> nn.Sequential:
     """A conventional regression network with a variance beside each of its means.
 
     The last weight gets a second row for each target, newly initialised (a variance of about 0.7
-    in standardised units); the rest is shared.
+    on the standardised scale); the rest is shared.
     """
-    layers, last, units = divided(net)
+    layers, last, rescale = divided(net)
     bias, targets = last.bias is not None, last.out_features
     both = nn.Linear(last.in_features, 2 * targets, bias=bias).to(last.weight)
     with torch.no_grad():
         both.weight[:targets] = last.weight
         if bias:
             both.bias[:targets] = last.bias
-    return nn.Sequential(*layers, both, GaussianHead(), *units).eval()
+    return nn.Sequential(*layers, both, GaussianHead(), *rescale).eval()
 
 
 def divided(net: nn.Sequential) -> tuple[nn.Sequential, nn.Linear, list[Rescale]]:
-    """The layers that make features, the last weights, and what gives outputs units, if any."""
-    layers, units = before_units(net)
+    """The layers that make features, the last weights, and what rescales outputs, if anything."""
+    layers, rescale = before_rescale(net)
     last = layers.pop()
     if not isinstance(last, nn.Linear):
         raise ValueError(
             "Another last layer needs a conventional network that ends with an nn.Linear; this "
             f"ends with {type(last).__name__}."
         )
-    return nn.Sequential(*layers).eval(), last, [] if units is None else [units]
+    return nn.Sequential(*layers).eval(), last, [] if rescale is None else [rescale]

@@ -27,7 +27,7 @@ def register_value(
 ) -> Value:
     """Make a dataclass a pytree; ``check`` looks at a value before it is taken apart.
 
-    Constants are its structure. Derived fields each value finds by itself. The others are children.
+    Constants belong to its structure, derived fields are computed again, the rest are children.
     """
     apart = {*constants, *derived}
     children = [field.name for field in fields(cls) if field.name not in apart]
@@ -55,8 +55,8 @@ class Covariance(ABC):
     """The covariance of n units for a batch: (1 | B, n, n), stored in whatever way is cheapest.
 
     The batch dimension is 1 where the whole batch has the same covariance, and is not expanded
-    before a layer needs it. What vmap stacks in front of it, the methods that look at a covariance
-    (``variance``, ``dense``, ``quadratic``, ``log_determinant``, ``color``) accept.
+    before a layer needs it. Methods that look at a covariance (``variance``, ``dense``,
+    ``quadratic``, ``log_determinant``, ``color``) accept what vmap stacks in front of it.
     """
 
     @classmethod

@@ -314,7 +314,7 @@ class Rows(Covariance):
         return Rows(self.each_row.select(chosen), self.rows)
 
     def flattened(self) -> Covariance:
-        """The same as the covariance of one row of T n features, held in the same way if exact."""
+        """The same as the covariance of one row of T n features, stored alike if exact."""
         if isinstance(self.each_row, Diagonal):
             return Diagonal(self.variance)
         full = Full(self.dense())

@@ -61,10 +61,7 @@ class Samples:
         return Samples(self.index.reshape(keep), self.batch)
 
     def moved(self, function: Callable[[Tensor], Any], shape: Sequence[int]) -> Any:
-        """Behind a function that moves elements of a value of this shape, Samples of its results.
-
-        Of a function that gives several values, a tuple of them.
-        """
+        """Samples of what a function makes that moves elements; a tuple if it gives several."""
         found = function(self.index.expand(*shape))
         if isinstance(found, Tensor):
             return Samples(_without_repetition(found), self.batch)

@@ -77,7 +77,7 @@ _grams = WeakTensorKeyDictionary()
 
 
 def gram_of(weight: Tensor, var: Tensor) -> Gram:
-    """The one that is kept, if neither weight nor variances have changed since, or a new one."""
+    """The ``Gram`` that is kept, or a new one if weight or variances have changed since."""
     # To compare would wait for a device; in inference tensors, torch counts no changes.
     can_be_kept = weight.device.type == "cpu" and version_of(weight) is not None
     gram: Gram | None = _grams[weight] if can_be_kept and weight in _grams else None

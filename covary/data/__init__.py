@@ -1,7 +1,7 @@
 """Data: named sets with checked files, tables of one's own, and random changes to images."""
 
 from covary.data.augment import augmented, horizontal_flip, random_crop
-from covary.data.catalogue import Entry
+from covary.data.catalogue import SetEntry
 from covary.data.dataset import DataError, Dataset
 from covary.data.schema import Column, Schema
 from covary.data.store import Status, describe, fetch, load, names, status
@@ -11,8 +11,8 @@ __all__ = [
     "Column",
     "DataError",
     "Dataset",
-    "Entry",
     "Schema",
+    "SetEntry",
     "Status",
     "augmented",
     "describe",

@@ -31,7 +31,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Entry:
+class SetEntry:
     """What is known of a named set without having it.
 
     ``forms`` are tried in turn, and are empty for the sets that ``make`` gives without any file.
@@ -83,7 +83,7 @@ def uci_entry(
     splits: int = 20,
     notes: tuple[str, ...] = (),
     **described: Any,
-) -> Entry:
+) -> SetEntry:
     """A set of the regression benchmark, made from the published texts in the folder ``texts``."""
     # a number takes no more than 32 characters
     sizes = {"data.txt": 32 * rows * (len(features) + 1)}
@@ -94,7 +94,7 @@ def uci_entry(
     )
     make = partial(uci.convert_uci, splits=splits)
     file = File(f"uci/{name}.npz", sha256, digest=uci.uci_digest, made_from=sources, make=make)
-    return Entry(
+    return SetEntry(
         name,
         task="regression",
         size=f"{rows} x {len(features)}, {splits} splits 90 % + 10 %",
@@ -106,13 +106,13 @@ def uci_entry(
     )
 
 
-def _entries() -> Iterator[Entry]:
+def _entries() -> Iterator[SetEntry]:
     kinds = tomllib.loads(files("covary.data").joinpath("catalogue.toml").read_text("utf-8"))
     for name, described in kinds["built-in"].items():
-        yield Entry(name, make=MAKERS[name], **_with_tuples(described))
+        yield SetEntry(name, make=MAKERS[name], **_with_tuples(described))
     for name, described in kinds["images"].items():
         forms = tuple(image_form(name, **_with_tuples(form)) for form in described.pop("forms"))
-        yield Entry(name, task="classification", forms=forms, **_with_tuples(described))
+        yield SetEntry(name, task="classification", forms=forms, **_with_tuples(described))
     for name, described in kinds["uci"].items():
         yield uci_entry(name, **_with_tuples(described))
 

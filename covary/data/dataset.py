@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 
 
 class DataError(ValueError):
-    """A problem with data or with the files that hold them; the message names the remedy."""
+    """A problem with data or with their files; the message names the remedy."""
 
 
 @contextmanager

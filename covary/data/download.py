@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from covary.data.dataset import DataError, needed
-from covary.data.locking import held
+from covary.data.locking import locked
 from covary.files import check_is_file
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class File:
     make: Callable[[Sequence[Path], Path], None] | None = None  # make(sources, path)
 
     def check(self, path: Path) -> None:
-        """Raise a ``DataError`` unless ``path`` holds the right content."""
+        """Raise a ``DataError`` unless ``path`` has the right content."""
         if self.sha256 is not None and (got := self.digest(path)) != self.sha256:
             raise DataError(
                 f"{path} is damaged or another version: its SHA-256 is {got}, expected "
@@ -76,7 +76,7 @@ def fetch_file(file: File, folder: Path, *, progress: bool = True) -> Path:
         return target
     try:
         # of several processes that miss the same file one fetches it
-        with held(target.parent, wait=True) as alone:
+        with locked(target.parent, wait=True) as alone:
             # where there are no locks, each has parts of its own
             part = target.with_name(target.name + ("" if alone else f".{os.getpid()}") + ".part")
             if not _is_right(file, target):

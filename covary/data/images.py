@@ -1,4 +1,4 @@
-"""Readers of the files of image sets. Their SHA-256 was checked, so what they hold is known."""
+"""Readers of the files of image sets. Their SHA-256 was checked, so their content is known."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import numpy as np
 from covary.data.dataset import Array, Arrays, needed
 
 
-class Part(NamedTuple):
+class LabelledImages(NamedTuple):
     """Images ``(n, C, H, W)`` uint8 and labels ``(n,)``."""
 
     images: Array
     labels: Array
 
 
-def _arrays(parts: Iterable[Part]) -> Arrays:
+def _arrays(parts: Iterable[LabelledImages]) -> Arrays:
     """A training and a test part; or the latter alone, the training part having length 0 then."""
-    *train, test = (Part(part.images, part.labels.astype(np.int64)) for part in parts)
+    *train, test = (LabelledImages(part.images, part.labels.astype(np.int64)) for part in parts)
     return Arrays(*(train[0] if train else (test.images[:0], test.labels[:0])), *test)
 
 
@@ -42,7 +42,7 @@ def read_idx_set(paths: Sequence[Path]) -> Arrays:
     """From training images and labels, test images and labels; or from the latter two alone."""
     arrays = [read_idx(path) for path in paths]
     pairs = zip(arrays[::2], arrays[1::2], strict=True)
-    return _arrays(Part(images[:, None], labels) for images, labels in pairs)
+    return _arrays(LabelledImages(images[:, None], labels) for images, labels in pairs)
 
 
 def read_cifar_set(
@@ -50,7 +50,7 @@ def read_cifar_set(
 ) -> Arrays:
     """CIFAR straight from its archive, of which some members are the training and the test part.
 
-    They hold records of one or two label bytes, of which the last counts, and a 3 x 32 x 32 image.
+    Files are records of one or two label bytes, of which the last counts, and a 3 x 32 x 32 image.
     """
     (path,) = paths
     found = {}
@@ -63,11 +63,11 @@ def read_cifar_set(
         data = b"".join(found[name] for name in members)
         records = np.frombuffer(data, np.uint8).reshape(-1, label_bytes + 3 * 32 * 32)
         images = records[:, label_bytes:].reshape(-1, 3, 32, 32)
-        parts.append(Part(images, records[:, label_bytes - 1]))
+        parts.append(LabelledImages(images, records[:, label_bytes - 1]))
     return _arrays(parts)
 
 
-def read_strips(path: Path) -> Part:
+def read_strips(path: Path) -> LabelledImages:
     """Colour images packed as lossless WebP strips, each of 32 x 32 images below each other.
 
     Keys: ``webp``, the files one after the other; ``offsets``, where each begins, and the end;
@@ -81,19 +81,19 @@ def read_strips(path: Path) -> Part:
     for start, end in pairwise(offsets.tolist()):
         with Image.open(io.BytesIO(blob[start:end]), formats=["WEBP"]) as image:
             strips.append(np.asarray(image.convert("RGB")).reshape(-1, 32, 32, 3))
-    return Part(np.concatenate(strips).transpose(0, 3, 1, 2), labels)
+    return LabelledImages(np.concatenate(strips).transpose(0, 3, 1, 2), labels)
 
 
-def read_svhn(path: Path) -> Part:
+def read_svhn(path: Path) -> LabelledImages:
     """Digits ``(n, 3, 32, 32)`` from a ``*_32x32.mat`` file, where the label 10 means digit 0."""
     with needed("scipy", f"reading {path.name}", "data"):
         from scipy.io import loadmat
 
     arrays = loadmat(path, variable_names=("X", "y"))
-    return Part(arrays["X"].transpose(3, 2, 0, 1), arrays["y"].ravel() % 10)
+    return LabelledImages(arrays["X"].transpose(3, 2, 0, 1), arrays["y"].ravel() % 10)
 
 
-def read_parts(paths: Sequence[Path], *, read: Callable[[Path], Part]) -> Arrays:
+def read_parts(paths: Sequence[Path], *, read: Callable[[Path], LabelledImages]) -> Arrays:
     """From a training and a test file, or from a test file alone."""
     return _arrays(map(read, paths))
 

@@ -1,4 +1,4 @@
-"""One process at a time in a folder."""
+"""A lock that lets one process at a time into a folder."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 @contextmanager
-def held(folder: Path, *, wait: bool) -> Iterator[bool]:
-    """Keep other processes that ask for the same folder out of it, meanwhile.
+def locked(folder: Path, *, wait: bool) -> Iterator[bool]:
+    """Keep other processes that ask for the same folder out of it within this block.
 
     The folder is made if it is not there, and nothing is left of the lock, however the process
     ends. Waits until others are done, or raises a ``BlockingIOError``. Where the system has no such
@@ -23,14 +23,14 @@ def held(folder: Path, *, wait: bool) -> Iterator[bool]:
         yield False
         return
     handle = os.open(folder, os.O_RDONLY)
-    locked = True
+    is_alone = True
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise
         except OSError:
-            locked = False  # a file system without locks
-        yield locked
+            is_alone = False  # a file system without locks
+        yield is_alone
     finally:
         os.close(handle)

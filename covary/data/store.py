@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from covary.data.catalogue import CATALOGUE, Entry, Form
+from covary.data.catalogue import CATALOGUE, Form, SetEntry
 from covary.data.dataset import DataError, Dataset, needed
 from covary.data.download import fetch_file
 
@@ -39,7 +39,7 @@ def names() -> list[str]:
     return list(CATALOGUE)
 
 
-def describe(name: str) -> Entry:
+def describe(name: str) -> SetEntry:
     """What is known of a set without having it: title, task, size, licence, source, ..."""
     if name not in CATALOGUE:
         close = difflib.get_close_matches(name, CATALOGUE, n=1)
@@ -63,8 +63,8 @@ def _folders(data_dir: Folder | None) -> Iterator[Path]:
     yield cache_folder()
 
 
-def _find(entry: Entry, data_dir: Folder | None) -> tuple[Path, Form] | None:
-    """The first folder that holds all files of one of the forms."""
+def _find(entry: SetEntry, data_dir: Folder | None) -> tuple[Path, Form] | None:
+    """The first folder that has all files of one of the forms."""
     for folder in _folders(data_dir):
         for form in entry.forms:
             if all((folder / file.path).exists() for file in form.files):
@@ -91,7 +91,7 @@ def status(name: str, data_dir: Folder | None = None) -> Status:
 
 
 def fetch(name: str, *, data_dir: Folder | None = None, progress: bool = True) -> Path:
-    """Download what is missing or damaged of a set; returns the folder that holds its files.
+    """Download what is missing or damaged of a set; returns the folder of its files.
 
     Nothing is done for a set that is found and verified. Files go to ``data_dir`` if given, else to
     the folder that ``$COVARY_DATA`` names if it can be written to, else to the user's cache. Those
@@ -107,7 +107,7 @@ def fetch(name: str, *, data_dir: Folder | None = None, progress: bool = True) -
     return (folder / form.files[0].path).parent
 
 
-def _download(entry: Entry, data_dir: Folder | None, *, progress: bool) -> tuple[Path, Form]:
+def _download(entry: SetEntry, data_dir: Folder | None, *, progress: bool) -> tuple[Path, Form]:
     candidates = list(_folders(data_dir))
     # a shared folder is often read-only; one asked for by name is never passed over in silence
     writable = (folder for folder in candidates if _writable(folder))
@@ -134,7 +134,7 @@ def load(
     """A named set, with the SHA-256 of every file it is read from checked.
 
     The files are looked for in ``data_dir``, in the folder that ``$COVARY_DATA`` names and in the
-    user's cache; the first that holds the set wins.
+    user's cache; the first that has the set wins.
 
     Args:
         name: one of ``names()``.

@@ -249,7 +249,7 @@ class Reading:
             place = self._place(name, lambda text: abs(as_number(text)) > MAX_NUMBER, _HUGE)
             self.add(
                 f"column {name!r} is infinite or beyond {MAX_NUMBER:g} in {count} of {len(values)} "
-                f"rows, first in {place}; correct them, choose a larger unit, or leave them empty "
+                f"rows, first in {place}; correct them, choose a larger scale, or leave them empty "
                 "to have them taken as missing",
                 _HUGE,
                 name,
@@ -347,12 +347,12 @@ def _task_of(columns: Sequence[Gathered], y: Array, task: str, notes: list[str])
     values = np.unique(y)
     whole = bool((values == np.rint(values)).all())
     if texts:
-        task, held = "classification", "texts"
+        task, kind = "classification", "texts"
     elif whole and len(values) <= MAX_INTEGER_CLASSES:
-        task, held = "classification", f"{len(values)} different whole numbers"
+        task, kind = "classification", f"{len(values)} different whole numbers"
     else:
-        task, held = "regression", f"{len(values)} different numbers"
-    notes.append(f"{task}, as the target {columns[0].name!r} holds {held}")
+        task, kind = "regression", f"{len(values)} different numbers"
+    notes.append(f"{task}, as the target {columns[0].name!r} holds {kind}")
     return task
 
 

@@ -55,7 +55,7 @@ def read_uci_set(paths: Sequence[Path], split: int) -> Arrays:
 
 
 def uci_digest(path: Path) -> str:
-    """SHA-256 of the values and splits that a file holds, however it was compressed."""
+    """SHA-256 of the values and splits in a file, however it was compressed."""
     little = (array.astype(array.dtype.newbyteorder("<")) for array in read_uci(path))
     return hashlib.sha256(b"".join(array.tobytes() for array in little)).hexdigest()
 

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from covary import activations
 from covary.activations import MomentActivation
-from covary.estimators.data import Part, Standardized, cross_validation, one_part
+from covary.estimators.data import Fold, Standardized, cross_validation, one_part
 from covary.models import Network, mlp, with_covariance
 from covary.moments import Moments
 from covary.training import Display, TrainingConfig, fit, terminal_or_lines
 from covary.training.replicas import ReplicaBatches, ReplicaLoss, Replicas
+from covary.uncertainty.agreement import gathered
 from covary.uncertainty.calibration import Mixture, combined
-from covary.uncertainty.fidelity import gathered
 
 # What noise="auto" chooses from: standard deviations, in those of the standardised inputs.
 NOISES = (0.05, 0.1, 0.2, 0.3, 0.5)
@@ -109,8 +109,8 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
     the network that stopped is kept, which has not seen the validation part.
 
     Attributes:
-        network_: raw inputs (n, n_features_in_) -> ``covary.Moments`` of the targets in their
-            units, or of a logit for each class; in double precision and without the calibration.
+        network_: raw inputs (n, n_features_in_) -> ``covary.Moments`` of the targets on their
+            scale, or of a logit for each class; in double precision and without the calibration.
         calibration_: the layer that calibrates what it gives, Moments -> Moments; None without
             ``calibrate``, or where there were too few samples.
         noise_: the noise it has.
@@ -151,7 +151,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
                 ``"auto"`` of ``covary.estimators.NOISES``, the one under which held-out targets
                 have the highest Gaussian log density, or held-out labels the highest
                 log-probability, calibrated if they are; of equally good ones the least.
-            covariance: how covariances are held in training: ``"shared"`` (one for each
+            covariance: how covariances are stored in training: ``"shared"`` (one for each
                 mini-batch, which is fastest), ``"tracked"``, ``"full"`` or ``"diagonal"``.
                 Predictions have one for each sample, diagonal if that was chosen and full if not.
             members: networks in an ensemble, trained together from other initial weights. Their
@@ -164,7 +164,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
             epochs: passes over the training data; None: as make 3000 steps, and 10 at least.
             batch_size: samples in a step.
             lr: learning rate of AdamW, at its highest where it has a schedule.
-            weight_decay: how strongly weights are pulled to zero, per step and unit of ``lr``.
+            weight_decay: how strongly weights are pulled to zero, per step, times ``lr``.
             schedule: of the learning rate: ``"one-cycle"`` (up for 30% of the steps, then down to
                 0), ``"cosine"`` (down to 0) or ``"constant"``.
             early_stopping: stop when the loss on a validation part has not fallen for ``patience``
@@ -184,7 +184,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         self.early_stopping, self.validation_fraction = early_stopping, validation_fraction
         self.patience, self.random_state, self.verbose = patience, random_state, verbose
 
-    _objective: Callable[[nn.Module], nn.Module]  # the loss of a network of standardised units
+    _objective: Callable[[nn.Module], nn.Module]  # the loss of a network of standardised data
     _calibration: Callable[[Moments, Tensor], nn.Module]  # that held-out samples ask for
 
     @abstractmethod
@@ -207,10 +207,10 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         if not (parts and self.early_stopping):
             everything = np.arange(len(x))
             jobs = [_Job(self.noise_, 0, member) for member in range(self.members)]
-            nets = self._train(task, jobs, [Part(everything, everything[:0])])
+            nets = self._train(task, jobs, [Fold(everything, everything[:0])])
         self.network_ = (nets[0] if self.members == 1 else Mixture(nets)).eval()
 
-    def _hold_out(self, task: _Task, parts: Sequence[Part]) -> list[nn.Module]:
+    def _hold_out(self, task: _Task, parts: Sequence[Fold]) -> list[nn.Module]:
         """Choose the noise and calibrate on what is held out; the networks of that noise."""
         target = torch.cat([task.y[part.held_out] for part in parts])
         noises, trained = self._noises, dict[_Job, nn.Module]()
@@ -246,8 +246,8 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
     def _check_parameters(self) -> None:
         if activations.get(self.activation).neuron is not None:
             raise ValueError(
-                "Estimators choose noise in units of standardised inputs, which spiking neurons "
-                f"({self.activation}) do not fire by. Train them with covary.mlp(..., "
+                "Estimators choose noise on the scale of standardised inputs, which spiking "
+                f"neurons ({self.activation}) do not fire by. Train them with covary.mlp(..., "
                 "activation='lif', batch_norm=True) or covary train --activation lif."
             )
         if not 0 < self.validation_fraction < 1:
@@ -277,8 +277,8 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
             )
         return tuple(sorted({float(noise) for noise in noises}))
 
-    def _parts(self, n: int, seed: int, strata: NDArray[Any] | None) -> list[Part]:
-        """What is held out from whom, if anything has to be and there is enough of it."""
+    def _parts(self, n: int, seed: int, strata: NDArray[Any] | None) -> list[Fold]:
+        """The folds by which something is chosen or fitted; none if nothing is, or rows are few."""
         if not (self.early_stopping or self.calibrate or len(self._noises) > 1):
             return []
         if self.folds and not self.early_stopping:
@@ -300,8 +300,8 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
                 covariance=self.covariance,
             )
 
-    def _train(self, task: _Task, jobs: Sequence[_Job], parts: Sequence[Part]) -> list[nn.Module]:
-        """A network for each job, raw inputs -> moments in target units, all trained at once."""
+    def _train(self, task: _Task, jobs: Sequence[_Job], parts: Sequence[Fold]) -> list[nn.Module]:
+        """A network for each job, raw inputs -> moments of raw targets, all trained at once."""
         x, y, outputs, first_seed = task
         data = [Standardized(x[part.training], y[part.training]) for part in parts]
         samples = len(data[0].x)
@@ -377,7 +377,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         return float(self._scores(calibrated, y, calibrated=True).mean())
 
     def _calibrated(self, calibrated: bool | None) -> bool:
-        """Whether what is predicted shall be; as ``fit`` made it possible, if nobody says."""
+        """Whether to calibrate predictions: as asked for, by default if there is a calibration."""
         check_is_fitted(self)
         if calibrated and self.calibration_ is None:
             raise ValueError(
@@ -386,7 +386,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         return self.calibration_ is not None if calibrated is None else calibrated
 
     def _outputs(self, X: ArrayLike, calibrated: bool | None = None) -> Iterator[Moments]:
-        """What the network gives, as many rows at a time as memory should hold."""
+        """What the network gives, as many rows at a time as fit into memory."""
         wanted = self._calibrated(calibrated)
         x = torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
         for some in torch.split(x, self._rows_at_a_time()):

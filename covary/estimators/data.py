@@ -1,4 +1,4 @@
-"""Which rows to train on and which to hold out, and data in the units of a network."""
+"""Which rows to train on and which to hold out, and data on the scale of a network."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from covary.nn import Rescale, Standardize
 Rows = NDArray[np.int64]
 
 
-class Part(NamedTuple):
-    """Rows that networks are trained on, and rows that they have not seen."""
+class Fold(NamedTuple):
+    """Rows that networks are trained on, and held-out rows."""
 
     training: Rows
     held_out: Rows
 
 
-def one_part(n: int, size: int, seed: int, strata: NDArray[Any] | None) -> Part:
+def one_part(n: int, size: int, seed: int, strata: NDArray[Any] | None) -> Fold:
     """So many of n rows held out; of each class the same share, where there are enough."""
     if strata is not None:
         members = np.bincount(strata)
         if members.min() < 2 or min(size, n - size) < len(members):
             strata = None
-    return Part(*train_test_split(np.arange(n), test_size=size, random_state=seed, stratify=strata))
+    return Fold(*train_test_split(np.arange(n), test_size=size, random_state=seed, stratify=strata))
 
 
-def cross_validation(n: int, folds: int, seed: int, strata: NDArray[Any] | None) -> list[Part]:
+def cross_validation(n: int, folds: int, seed: int, strata: NDArray[Any] | None) -> list[Fold]:
     """Every row held out once; of each class the same share, or as nearly as can be.
 
     Networks that train together take the same number of rows each. Where n is not a multiple of
@@ -46,15 +46,15 @@ def cross_validation(n: int, folds: int, seed: int, strata: NDArray[Any] | None)
     parts = []
     for held_out in dealt:
         training = random.permutation(np.setdiff1d(np.arange(n), held_out))[:rows]
-        parts.append(Part(np.sort(training), np.sort(held_out)))
+        parts.append(Fold(np.sort(training), np.sort(held_out)))
     return parts
 
 
 class Standardized:
-    """Raw data (n, d) and targets (n, t), or labels (n,), in the units of a network.
+    """Raw data (n, d) and targets (n, t), or labels (n,), on the scale of a network.
 
     Attributes:
-        x, y: the data in these units, float32 (labels stay as they are).
+        x, y: the data on this scale, float32 (labels stay as they are).
         standardize: the layer that leads there.
         back: the layers that lead back, one for targets and none for labels.
     """
@@ -65,7 +65,7 @@ class Standardized:
         self.x, self.y = self.standardize(x), self.targets(y)
 
     def targets(self, y: Tensor) -> Tensor:
-        """Targets in the units of the network; labels as they are."""
+        """Targets on the scale of the network; labels as they are."""
         for rescale in self.back:
             y = ((y - rescale.shift) / rescale.scale).float()
         return y

@@ -64,7 +64,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         return_cov: bool = False,
         calibrated: bool | None = None,
     ) -> Any:
-        """Means, and if wanted a measure of how sure they are, in the units of the targets.
+        """Means, and if wanted a measure of how sure they are, on the scale of the targets.
 
         Args:
             X: inputs (n, d).

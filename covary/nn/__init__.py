@@ -24,7 +24,7 @@ from covary.nn.layers import (
 from covary.nn.lift import Lift
 from covary.nn.linear import Linear
 from covary.nn.protocol import Drawn, MomentLayer, Noisy
-from covary.nn.units import Rescale, Standardize
+from covary.nn.scales import Rescale, Standardize
 
 __all__ = [
     "GELU", "Activation", "BatchNorm1d", "Drawn", "Dropout", "Flatten", "Heaviside", "LeakyReLU",

@@ -36,7 +36,7 @@ def frames_to_caller() -> int:
     return level
 
 
-class Row(NamedTuple):
+class FidelityRow(NamedTuple):
     """What was measured with ``"tracked:N"``."""
 
     units: int  # N: the most units of a layer whose variances are exact
@@ -70,12 +70,12 @@ class Fidelity(NamedTuple):
     Methods take the covariance that was asked for: ``"tracked"`` leaves N to what was measured.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[FidelityRow, ...]
 
     @classmethod
     def of(cls, table: Tensor) -> Fidelity:
         """From (k, 3) numbers, as they are saved with a network."""
-        return cls(tuple(Row(int(units), rank, error) for units, rank, error in table.tolist()))
+        return cls(tuple(FidelityRow(int(units), *rest) for units, *rest in table.tolist()))
 
     def named(self, covariance: str) -> str:
         """The covariance to use: as asked for, or with the least N that is good, or the best."""
@@ -83,7 +83,7 @@ class Fidelity(NamedTuple):
             return covariance
         return self._chosen().covariance
 
-    def used(self, covariance: str) -> Row:
+    def used(self, covariance: str) -> FidelityRow:
         """What was measured of the covariance to use."""
         units = exact_units(self.named(covariance))
         # Between two N that were tried, the same layers are exact as with the lower one.
@@ -104,11 +104,11 @@ class Fidelity(NamedTuple):
         better = "full" if chosen.is_poor else chosen.covariance
         gain = "exact" if chosen.is_poor else str(chosen)
         return (
-            f"Covariances of this network are poor when held as {named} ({used}). "
+            f"Covariances of this network are poor when stored as {named} ({used}). "
             f"Better: covary.with_covariance(net, {better!r}) ({gain})."
         )
 
-    def _chosen(self) -> Row:
+    def _chosen(self) -> FidelityRow:
         good = [row for row in self.rows if row.is_good]
         return good[0] if good else min(self.rows, key=lambda row: row.error)
 

@@ -149,8 +149,8 @@ class Lift(Noisy):
     def extra_repr(self) -> str:
         poisson = ", poisson=True" if self.poisson else ""
         kind = self.covariance
-        held = repr(kind) if isinstance(kind, str) else kind.__name__
-        return f"noise={self.noise:g}, covariance={held}{poisson}"
+        name = repr(kind) if isinstance(kind, str) else kind.__name__
+        return f"noise={self.noise:g}, covariance={name}{poisson}"
 
 
 def _with_errors(noise: Full, inputs: Moments) -> Full:

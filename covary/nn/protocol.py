@@ -99,7 +99,7 @@ class Drawn:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether what comes out is v."""
+        """Whether the layer leaves v as it is."""
         return all(value is None for value in vars(self).values())
 
 
@@ -119,7 +119,7 @@ class MomentLayer(Protocol):
         """
 
     def drawn(self) -> Drawn:
-        """What the layer does to a drawn value, in evaluation; of tensors that are there now."""
+        """What the layer does to a drawn value in evaluation, with its present parameters."""
 
 
 def chain_of(module: nn.Module) -> list[nn.Module] | None:

@@ -91,7 +91,7 @@ def grid_of_panels(
 ) -> tuple[Axes, list[list[Axes]]]:
     """Panels on an empty figure, below axes of no height that title and legend stand on.
 
-    They would push a panel aside if they stood on that.
+    On a panel itself they would push it aside.
     """
     figure = _figure(height)
     heights = [0.01, *[1.0] * rows]
@@ -173,7 +173,7 @@ def _figure_of(axes: Axes) -> Figure:
 
 
 def legend_inside(axes: Axes, **options: Any) -> None:
-    """A legend within the axes, framed: no line of the grid passes for one of its own."""
+    """A legend within the axes, framed, so that lines of the grid do not look like its own."""
     axes.legend(frameon=True, borderpad=0.3, **options)
 
 
@@ -258,7 +258,7 @@ def save(drawing: Drawing, folder: Path, *, svg: bool = True) -> None:
 def inline_svg(drawing: Drawing) -> str:
     """SVG to stand within HTML: colours of the page, its font, and ids of its own.
 
-    It is hidden from screen readers; what holds it is to be labelled with ``drawing.alt``.
+    It is hidden from screen readers; what contains it is to be labelled with ``drawing.alt``.
     """
     head, svg = _split(drawing.svg)
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)

@@ -35,7 +35,7 @@ _LINES = {
 }
 
 
-class Group(NamedTuple):
+class SampleGroup(NamedTuple):
     """Samples of a part that are shown in one colour."""
 
     label: str
@@ -49,16 +49,16 @@ class Group(NamedTuple):
         return np.asarray(own[np.isfinite(own)])
 
 
-def groups(results: Results) -> list[Group]:
+def groups(results: Results) -> list[SampleGroup]:
     """Right and wrong test inputs (all of them, of a regression), and each OOD set."""
     test = results.test
-    found = [Group("test", draw.TEST, test, np.ones(len(test), dtype=bool))]
+    found = [SampleGroup("test", draw.TEST, test, np.ones(len(test), dtype=bool))]
     if results.is_classification:
-        found = [Group("right", draw.TEST, test, test.right)]
-        found += [Group("wrong", draw.WRONG, test, ~test.right)]
+        found = [SampleGroup("right", draw.TEST, test, test.right)]
+        found += [SampleGroup("wrong", draw.WRONG, test, ~test.right)]
     for i, part in enumerate(results.ood):
         look = draw.OOD[i % len(draw.OOD)]
-        found.append(Group(short(part.name), look, part, np.ones(len(part), dtype=bool)))
+        found.append(SampleGroup(short(part.name), look, part, np.ones(len(part), dtype=bool)))
     return [group for group in found if group.chosen.any()]
 
 
@@ -141,7 +141,7 @@ def _of_target(
 
 
 def _densities(
-    axes: Axes, shown: Sequence[Group], *kinds: Sequence[Array], log: bool = False
+    axes: Axes, shown: Sequence[SampleGroup], *kinds: Sequence[Array], log: bool = False
 ) -> list[str]:
     """A histogram of each group's values, dotted those before calibration; gives the means."""
     pooled = np.concatenate([values for kind in kinds for values in kind])
@@ -167,7 +167,7 @@ def _densities(
 
 @draw.house_style()
 def entropy_by_layer(results: Results) -> draw.Drawing:
-    """Quantiles of each layer's entropy, in units in which layers can be compared."""
+    """Quantiles of each layer's entropy, on a scale on which layers can be compared."""
     shown = groups(results)
     axes = _layers(results, len(shown))
     medians = {}
@@ -333,7 +333,7 @@ def interval_coverage(results: Results) -> draw.Drawing:
     axes.plot([0, 1], [0, 1], ":", color=draw.SLATE, label="ideal")
     levels = np.linspace(0.02, 0.98, 49)
 
-    def held(part: Part, column: int, levels: Sequence[float] | Array) -> list[float]:
+    def hits(part: Part, column: int, levels: Sequence[float] | Array) -> list[float]:
         error, stddev = part.error[:, column], part.stddev[:, column]
         return [float(metrics.interval_coverage(error, stddev, level)) for level in levels]
 
@@ -344,11 +344,11 @@ def interval_coverage(results: Results) -> draw.Drawing:
         if results.targets > 1:
             name = short(results.target_name(column))
         if results.is_calibrated:
-            raw, label = held(results.test, column, levels), "_" if column else "before calibration"
+            raw, label = hits(results.test, column, levels), "_" if column else "before calibration"
             axes.plot(levels, raw, ":", color=colour, lw=1.0, label=label)
         shown = results.test.calibrated
-        axes.plot(levels, held(shown, column, levels), dash, color=colour, label=name)
-        marked = held(shown, column, LEVELS)
+        axes.plot(levels, hits(shown, column, levels), dash, color=colour, label=name)
+        marked = hits(shown, column, LEVELS)
         axes.plot(LEVELS, marked, "o", color=colour, ms=5)
         pairs = zip(marked, LEVELS, strict=True)
         listed = ", ".join(f"{percent(share)} at {level:.0%}" for share, level in pairs)
@@ -360,7 +360,7 @@ def interval_coverage(results: Results) -> draw.Drawing:
 
 @draw.house_style()
 def residuals(results: Results, column: int) -> draw.Drawing:
-    """Errors in units of their own predicted standard deviation, against a standard Gaussian."""
+    """Errors over their own predicted standard deviation, against a standard Gaussian."""
     test = results.test.calibrated
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = -test.error[:, column] / test.stddev[:, column]

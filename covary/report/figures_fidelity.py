@@ -1,4 +1,4 @@
-"""Figures of how close cheaper covariances come to the exact one: Fidelity -> Drawing."""
+"""Figures of how close cheaper covariances come to the exact one: FidelityResult -> Drawing."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from covary.report import drawing as draw
 from covary.report.words import MINUS, amount, rank
 from covary.runs.predictions import Array
-from covary.runs.results import Fidelity, Representation
+from covary.runs.results import FidelityResult, Representation
 
 TICKS = (-1.0, 0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 0.999, 0.9999, 1.0)  # of rank correlations
 _MARKERS = "o^sDv"
 
 
-def drawings(fidelity: Fidelity) -> list[draw.Drawing]:
+def drawings(fidelity: FidelityResult) -> list[draw.Drawing]:
     """Entropies of each part, then what they cost, as far as they were stored."""
     found = []
     # Those that give each input a covariance of its own, the best known last.
@@ -61,7 +61,7 @@ def entropies(
     return draw.drawn(axes, name, suffix=suffix, columns=1, handles=shown, **facts)
 
 
-def _ranked(fidelity: Fidelity) -> list[tuple[Representation, str, float, float]]:
+def _ranked(fidelity: FidelityResult) -> list[tuple[Representation, str, float, float]]:
     """Representation, part, time and rank correlation, as far as both are defined."""
     return [
         (one, part, one.time_over_plain, agreement)
@@ -72,7 +72,7 @@ def _ranked(fidelity: Fidelity) -> list[tuple[Representation, str, float, float]
 
 
 @draw.house_style()
-def cost(fidelity: Fidelity) -> draw.Drawing:
+def cost(fidelity: FidelityResult) -> draw.Drawing:
     """Rank correlation of entropies against the time that they take."""
     (axes,) = draw.canvas(4.2)
     ranked = _ranked(fidelity)

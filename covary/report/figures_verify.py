@@ -11,9 +11,9 @@ from matplotlib.ticker import MaxNLocator
 from covary.report import drawing as draw
 from covary.report.words import tenths
 from covary.runs.predictions import Array
-from covary.runs.results import Measured, SpikingVerification, Verification
-from covary.runs.results import SpikingLayer as Neurons
+from covary.runs.results import MeasuredNumber, SpikingVerification, SteadyVerification
 from covary.runs.results import VerifiedLayer as Layer
+from covary.runs.results import VerifiedSpikingLayer as Neurons
 
 PAIRS, NEURONS = 240, 400  # of one layer that are shown; more hide each other
 PANELS = 6  # layers that have a panel of their own, at most
@@ -26,7 +26,7 @@ _BINS = {
     0.8: ("to 0.8", draw.AMBER, "D"),
     1.0: ("above", draw.ORANGE, "^"),
 }
-# What of each layer of neurons is shown, its error, and in which units.
+# What of each layer of neurons is shown, its error, and the factor for what is shown.
 _NEURONS = {
     "rate": ("rate (spikes/s)", "rate", 1000.0),
     "fano": ("Fano factor", "fano", 1.0),
@@ -39,7 +39,7 @@ _IN_TIME = {
 _NONE = np.empty(0)
 
 
-def drawings(measured: Verification | SpikingVerification) -> list[draw.Drawing]:
+def drawings(measured: SteadyVerification | SpikingVerification) -> list[draw.Drawing]:
     """Everything that was stored, from the dynamics to the errors of each layer."""
     if isinstance(measured, SpikingVerification):
         return [neurons(measured), course(measured)]
@@ -65,7 +65,7 @@ def _spread(layers: Sequence[Layer], most: int) -> list[Layer]:
 
 
 @draw.house_style()
-def dynamics(verification: Verification, layers: Sequence[Layer]) -> draw.Drawing:
+def dynamics(verification: SteadyVerification, layers: Sequence[Layer]) -> draw.Drawing:
     """An input, and what some units of some layers do in time."""
     image = _image(verification.arrays.get("input", _NONE))
     widths = [1.0] if image is None else [1.0, 3.4]
@@ -97,7 +97,7 @@ def _image(inputs: Array) -> Array | None:
 
 
 @draw.house_style()
-def moments(verification: Verification) -> draw.Drawing:
+def moments(verification: SteadyVerification) -> draw.Drawing:
     """Means and variances of outputs: analytic against simulated ones."""
     top, (panels,) = draw.grid_of_panels(1, 2, 3.0)
     output, said = verification.output, []
@@ -111,7 +111,7 @@ def moments(verification: Verification) -> draw.Drawing:
 
 
 @draw.house_style()
-def covariances(verification: Verification) -> draw.Drawing:
+def covariances(verification: SteadyVerification) -> draw.Drawing:
     """The covariance of the output for one input: by moments, simulated, and their difference."""
     top, (panels,) = draw.grid_of_panels(1, 3, 2.7)
     analytic, sampled, error = (
@@ -132,7 +132,7 @@ def covariances(verification: Verification) -> draw.Drawing:
 
 
 @draw.house_style()
-def errors(verification: Verification) -> draw.Drawing:
+def errors(verification: SteadyVerification) -> draw.Drawing:
     """Errors of every layer, with what sampling alone would make of exact moments."""
     top, grid = draw.grid_of_panels(2, 2, 4.6)
     layers, said = verification.layers, []
@@ -152,7 +152,7 @@ def errors(verification: Verification) -> draw.Drawing:
     return draw.drawn(top, name, handles=handles, measured=verification, said=said)
 
 
-def _bars(axes: Axes, values: Sequence[Measured], poor: Sequence[bool], scale: float) -> None:
+def _bars(axes: Axes, values: Sequence[MeasuredNumber], poor: Sequence[bool], scale: float) -> None:
     """A bar for each layer, by its number, the last one as output."""
     count = len(values)
     heights = [scale * (value.value or 0.0) for value in values]
@@ -167,7 +167,7 @@ def _bars(axes: Axes, values: Sequence[Measured], poor: Sequence[bool], scale: f
 
 
 @draw.house_style()
-def pairs_of_units(verification: Verification, layers: Sequence[Layer]) -> draw.Drawing:
+def pairs_of_units(verification: SteadyVerification, layers: Sequence[Layer]) -> draw.Drawing:
     """Covariances of pairs of units, analytic against simulated, by how correlated inputs are."""
     columns = min(2, len(layers))
     rows = -(-len(layers) // columns)
@@ -196,7 +196,7 @@ def pairs_of_units(verification: Verification, layers: Sequence[Layer]) -> draw.
 
 
 @draw.house_style()
-def in_time(verification: Verification) -> draw.Drawing:
+def in_time(verification: SteadyVerification) -> draw.Drawing:
     """Variance of networks in time, of that of the steady state, and differences of entropy."""
     axes, below = draw.canvas(4.4, rows=(1.0, 1.0))
     layers, said = verification.layers, []

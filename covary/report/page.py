@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from covary.files import write_atomically
+from covary.files import escaped, write_atomically
 from covary.report import figures, gallery, tables, words
 from covary.report.drawing import Drawing, inline_svg, save
 from covary.report.figures_attack import drawings as of_attacks
@@ -106,9 +106,9 @@ def _packaged(name: str) -> str:
 
 
 def embeddable(value: Any) -> str:
-    """JSON that may stand within a script element, whatever strings it holds."""
+    """JSON that may stand within a script element, whatever strings it has."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return escaped(text, "[<\u2028\u2029]")
 
 
 def _curve_data(results: Results, found: list[Curve]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from covary.runs import Run
 from covary.runs.predictions import Predictions as Part
-from covary.runs.results import Evaluation, Result, SpikingVerification, Verification
+from covary.runs.results import Evaluation, Result, SpikingVerification, SteadyVerification
 
 __all__ = ["Part", "ReportError", "Results", "read"]
 _FILES = ("config", "environment", "history", "fidelity", "attack", "verification", "spikes")
@@ -39,8 +39,8 @@ class Results:
         return tuple(part for name, part in self.parts.items() if name != "test")
 
     @property
-    def simulated(self) -> Verification | SpikingVerification | None:
-        """What the network was simulated for; None if it was not."""
+    def simulated(self) -> SteadyVerification | SpikingVerification | None:
+        """The verification, spiking or not; None if the network was not simulated."""
         return self.run.verification or self.run.spikes
 
     @property

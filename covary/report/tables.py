@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from covary.report import words
 from covary.report.reading import Results
-from covary.runs.results import Attack, Fidelity, SpikingVerification, Verification
+from covary.runs.results import Attack, FidelityResult, SpikingVerification, SteadyVerification
 from covary.uncertainty.metrics import METRICS
 from covary.uncertainty.scores import about
 
@@ -23,7 +23,7 @@ _FIDELITY = {"mean": "mean error", **_SECOND, "rank": "entropy rank", "argmax": 
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A row of a table: its name, a mark beside it, cells, and what it means."""
 
     name: str
@@ -43,7 +43,7 @@ class Table:
     label: str
     first: str
     columns: Sequence[str]
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
     groups: Sequence[tuple[str, int]] = ()
     meaning: str = ""
 
@@ -67,7 +67,7 @@ def scores(results: Results) -> Table | None:
     rows = []
     for score in map(about, by_part["test"]):
         cells = [_or_best(column, score.name) for column in columns]
-        rows.append(Row(score.title, cells, meaning=score.meaning))
+        rows.append(TableRow(score.title, cells, meaning=score.meaning))
     return Table("What each score finds", "Score", [first, *ood], rows, meaning="What it is")
 
 
@@ -85,7 +85,9 @@ def calibration(results: Results) -> Table | None:
         return None
     shared = [name for name in METRICS if name in found.test and name in before]
     rows = [
-        Row(METRICS[name].title, [words.metric(name, part[name]) for part in (found.test, before)])
+        TableRow(
+            METRICS[name].title, [words.metric(name, part[name]) for part in (found.test, before)]
+        )
         for name in shared
         if name != "samples"
     ]
@@ -101,12 +103,12 @@ def metrics(results: Results) -> Table:
     for name in dict.fromkeys([*(name for name in METRICS if name in given), *given]):
         title, meaning = words.title_and_meaning(name)
         cells = [words.metric(name, part[name]) if name in part else "" for part in parts.values()]
-        rows.append(Row(title, cells, meaning=meaning, metric=name))
+        rows.append(TableRow(title, cells, meaning=meaning, metric=name))
     return Table("All metrics", "Metric", list(parts), rows, meaning="What it means")
 
 
-def fidelity(measured: Fidelity) -> Table:
-    """Each way of holding the covariance against the exact one, and what it costs."""
+def fidelity(measured: FidelityResult) -> Table:
+    """Each way of storing the covariance against the exact one, and what it costs."""
     columns = [name for name in _FIDELITY if name != "argmax" or measured.task == "classification"]
     marks = {measured.chosen: "chosen", "full": "exact"}
     groups, rows = [("cost", 2)], []
@@ -119,13 +121,13 @@ def fidelity(measured: Fidelity) -> Table:
         cells += [
             words.fidelity(name, way.of(part, name)) for part in measured.parts for name in columns
         ]
-        rows.append(Row(way.name, cells, marks.get(way.name, "")))
+        rows.append(TableRow(way.name, cells, marks.get(way.name, "")))
     titles = ["time, \N{MULTIPLICATION SIGN}\N{NO-BREAK SPACE}plain", "memory, MB"]
     titles += [_FIDELITY[name] for _ in measured.parts for name in columns]
     return Table("Fidelity and cost of each covariance", "Covariance", titles, rows, groups)
 
 
-def simulated(measured: Verification | SpikingVerification) -> Table:
+def simulated(measured: SteadyVerification | SpikingVerification) -> Table:
     """Each layer's moments against a simulation."""
     rows = []
     if isinstance(measured, SpikingVerification):
@@ -136,7 +138,7 @@ def simulated(measured: Verification | SpikingVerification) -> Table:
             cells += [words.NOTHING if fano is None else f"{fano:.2f}"]
             cells += [words.measured(neurons.errors[key]) for key in _SPIKES]
             cells += [words.tenths(neurons.errors["rate"].floor)]
-            rows.append(Row(neurons.name, cells, "poor" if neurons.poor else ""))
+            rows.append(TableRow(neurons.name, cells, "poor" if neurons.poor else ""))
     else:
         columns = ["units", *_MOMENTS.values(), "noise of covariance", "entropy gap, nats"]
         columns += ["variance, at once", "variance, equal \N{GREEK SMALL LETTER TAU}"]
@@ -146,7 +148,7 @@ def simulated(measured: Verification | SpikingVerification) -> Table:
             cells += [words.measured(getattr(steady, key)) for key in _MOMENTS]
             cells += [words.tenths(steady.covariance.floor), words.measured(steady.entropy)]
             cells += [words.measured(each.variance_share) for each in in_time]
-            rows.append(Row(layer.name, cells, "poor" if layer.poor else ""))
+            rows.append(TableRow(layer.name, cells, "poor" if layer.poor else ""))
     return Table("Moments against a simulation", "Layer", columns, rows)
 
 
@@ -157,7 +159,7 @@ def attacks(measured: Attack) -> Table:
         for name in measured.names(network.name):
             known = {row.epsilon: f"{row.accuracy:.3f}" for row in measured.of(name, network.name)}
             cells = [network.name, *(known.get(epsilon, "") for epsilon in measured.epsilons)]
-            rows.append(Row(words.attack_title(name), cells))
+            rows.append(TableRow(words.attack_title(name), cells))
     groups = [("", 1), ("accuracy at epsilon", len(measured.epsilons))]
     columns = ["network", *(f"{epsilon:g}" for epsilon in measured.epsilons)]
     return Table("Accuracy under attack", "Attack", columns, rows, groups)

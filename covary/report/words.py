@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from covary.runs.predictions import Predictions
-from covary.runs.results import Measured
+from covary.runs.results import MeasuredNumber
 from covary.uncertainty.metrics import METRICS
 
 MINUS = "\N{MINUS SIGN}"
@@ -69,7 +69,7 @@ def percent(part: float, whole: float = 1.0, *, decimals: int = 1) -> str:
 
 
 def relative_error(error: float | None) -> str:
-    """An error in units of what is exact, to two digits; it may be larger than that.
+    """An error relative to what is exact, to two digits; it may be larger than that.
 
     Examples:
         >>> relative_error(0.0312), relative_error(2.5), relative_error(1e-6), relative_error(0.0)
@@ -112,7 +112,7 @@ def fidelity(name: str, value: float | None) -> str:
     return rank(value) if name == "rank" else relative_error(value)
 
 
-def measured(found: Measured) -> str:
+def measured(found: MeasuredNumber) -> str:
     """What a simulation found, with its standard error; relative errors in percent."""
     if found.value is None or found.bar is None:
         return NOTHING

@@ -33,7 +33,7 @@ Where = Callable[..., int | Sequence[int] | None]
 
 
 def _applied(where: Where, kind: str, x: Varying, *args: Any, **kwargs: Any) -> Any:
-    """What the function that is called gives, or the first of that; by its derivative."""
+    """The result of the called function, or the first of several, linearised at the mean."""
     dims = counted(x, where(x, *args, **kwargs))
     fixed(x, dims)
     called = of_first(x, args, kwargs)

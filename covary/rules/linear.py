@@ -26,7 +26,7 @@ from covary.rules.helpers import (
     run_of,
 )
 from covary.rules.registry import BATCH, EXACT, LINEARISED, composed, rule
-from covary.sources.source import Dropout
+from covary.sources.source import DropoutMask
 from covary.varying import Varying, name_of, plain, varying_in
 
 
@@ -274,7 +274,7 @@ def dropout(x: Varying, p: float = 0.5, training: bool = True) -> Varying:
         return scaled(x, run.function(torch.ones_like(x.numbers), p, training)) if training else x
     if run.drops() and p > 0:
         is_spatial = name_of(run.function).rstrip("_") != "dropout"
-        entered: Varying = run.entered(x, Dropout(p, range(2, x.dim()) if is_spatial else ()))
+        entered: Varying = run.entered(x, DropoutMask(p, range(2, x.dim()) if is_spatial else ()))
         return entered
     if training and p > 0:
         raise run.refusal(

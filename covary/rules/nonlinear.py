@@ -63,7 +63,7 @@ elementwise("softshrink")(activations.softshrink)
 
 @elementwise("leaky_relu", increasing=_unless_negative)
 def leaky_relu(negative_slope: float = 0.01) -> MomentActivation:
-    """A slope below 0."""
+    """x for x >= 0, else ``negative_slope`` x."""
     return activations.leaky_relu(negative_slope)
 
 

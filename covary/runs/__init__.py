@@ -5,8 +5,14 @@ from covary.runs.config import DataConfig, DeviceConfig, ModelConfig, RunConfig
 from covary.runs.directory import Run, RunError
 from covary.runs.directory import open_run as open
 from covary.runs.evaluation import evaluate
-from covary.runs.fidelity import measure_fidelity
-from covary.runs.results import Attack, Evaluation, Fidelity, SpikingVerification, Verification
+from covary.runs.representations import measure_fidelity
+from covary.runs.results import (
+    Attack,
+    Evaluation,
+    FidelityResult,
+    SpikingVerification,
+    SteadyVerification,
+)
 from covary.runs.training import train
 from covary.runs.uncertainty import calibrate, uncertainty_of
 from covary.runs.verify import verify
@@ -17,13 +23,13 @@ __all__ = [
     "DataConfig",
     "DeviceConfig",
     "Evaluation",
-    "Fidelity",
+    "FidelityResult",
     "ModelConfig",
     "Run",
     "RunConfig",
     "RunError",
     "SpikingVerification",
-    "Verification",
+    "SteadyVerification",
     "attack_run",
     "calibrate",
     "evaluate",

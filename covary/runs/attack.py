@@ -22,7 +22,7 @@ from covary.progress import Steps
 from covary.runs.config import PER_SAMPLE_HELP, check_covariance
 from covary.runs.directory import Run
 from covary.runs.predictions import joined
-from covary.runs.results import Attack, AttackedNetwork, AttackRow, Spread
+from covary.runs.results import Attack, AttackedNetwork, AttackRow, Quartiles
 from covary.runs.tracking import chosen, quietly
 from covary.settings import supervise_covariance
 from covary.training.config import option
@@ -57,9 +57,9 @@ def _setting(default: Any, help_text: str, **more: Any) -> Any:
 class AttackConfig:
     """Which attacks, how strong, on which network; the help of an option explains its field.
 
-    ``pgd`` and ``square`` ask a network whose covariance is held as ``search`` says: they attack
+    ``pgd`` and ``square`` ask a network whose covariance is stored as ``search`` says: they attack
     the mean, of which variances alone give a close estimate at a small part of the cost. What they
-    find is then put to the network itself, which holds it as ``covariance`` says.
+    find is then put to the network itself, which stores it as ``covariance`` says.
     """
 
     epsilons: tuple[float, ...] = _setting(
@@ -110,9 +110,9 @@ class AttackConfig:
         for name in ("samples", "square_samples"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is a whole number >= 1, got {getattr(self, name)}.")
-        for held in (self.covariance, self.search):
-            if held is not None:
-                check_covariance(held)
+        for kind in (self.covariance, self.search):
+            if kind is not None:
+                check_covariance(kind)
 
 
 class _Looked(NamedTuple):
@@ -141,13 +141,13 @@ class _Target(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Inputs:
-    """Inputs to attack, what an epsilon of 1 is in their units, and how they are attacked."""
+    """Inputs to attack, how far an epsilon of 1 moves them, and how they are attacked."""
 
     x: Tensor
     y: Tensor
     scale: float | Tensor
     bounds: Bounds | None
-    unit: str
+    epsilon_scale: str
     config: AttackConfig
     scores: Mapping[str, Score]
 
@@ -158,13 +158,13 @@ class _Inputs:
         x, y = data.x_test[order], data.y_test[order]
         scale: float | Tensor = 255.0
         bounds: Bounds = (0.0, 255.0)
-        unit = "parts of the range of a pixel (0.1 is 25.5 of 255)"
+        named = "parts of the range of a pixel (0.1 is 25.5 of 255)"
         if not data.is_image:
             known = torch.cat([data.x, data.x_test])
             scale, bounds = data.x.std(0, correction=0), (known.amin(0), known.amax(0))
-            unit = "standard deviations of each column"
+            named = "standard deviations of each column"
         x = x if x.is_floating_point() else x.float()
-        return cls(x, y, scale, bounds if config.clip else None, unit, config, scores)
+        return cls(x, y, scale, bounds if config.clip else None, named, config, scores)
 
     @torch.no_grad()
     def looked_at(self, net: nn.Module, moved: Tensor) -> _Looked:
@@ -243,10 +243,10 @@ def attack_run(
     net: nn.Module = run.network().to("cuda" if torch.cuda.is_available() else "cpu")
     asked = (config.covariance, config.search)
     hows = [chosen(run, net, kind, progress=progress is not None) for kind in asked]
-    held = [with_covariance(net, how.covariance) for how in hows]
-    networks = {TRAINED: held}
+    pair = [with_covariance(net, how.covariance) for how in hows]
+    networks = {TRAINED: pair}
     if model.activation == "heaviside":
-        networks[DEFENDED] = [with_noise(one, [0.0, 0.0]) for one in held]
+        networks[DEFENDED] = [with_noise(one, [0.0, 0.0]) for one in pair]
     # The notes have what a tracked network would warn of.
     with quietly(), supervise_covariance(config.whole_gradient):
         targets = [_target(inputs, name, *pair) for name, pair in networks.items()]
@@ -257,7 +257,7 @@ def attack_run(
         search_covariance=hows[1].covariance,
         samples=len(inputs.x),
         epsilons=tuple(sorted(set(config.epsilons))),
-        epsilon_unit=inputs.unit,
+        epsilon_scale=inputs.epsilon_scale,
         clip=config.clip,
         gradient="means and variances" if config.whole_gradient else "means",
         pgd={"steps": config.steps, "step_size": 2.5 / config.steps, "random_start": True},
@@ -320,13 +320,13 @@ def _row(attack: str, epsilon: float, target: _Target, moved: Tensor, inputs: _I
     return row, entropy.astype(np.float32)
 
 
-def _spread(values: np.ndarray) -> Spread:
+def _spread(values: np.ndarray) -> Quartiles:
     # A network without any variance has entropy -inf, and no average can take that in.
     finite = values[np.isfinite(values)].astype(np.float64)
     if not finite.size:
-        return Spread(None, None, None, None)
+        return Quartiles(None, None, None, None)
     lower, median, upper = np.quantile(finite, (0.25, 0.5, 0.75)).tolist()
-    return Spread(float(finite.mean()), median, lower, upper)
+    return Quartiles(float(finite.mean()), median, lower, upper)
 
 
 # What the numbers say, in sentences.

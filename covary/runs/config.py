@@ -103,7 +103,7 @@ FOR_TABLES = [each.name for each in fields(DataConfig) if each.metadata.get("pan
 class ModelConfig:
     """Which network, from raw inputs to raw outputs: fully connected, behind a trunk if it has one.
 
-    Evaluation always has a covariance per sample, however it is held in training.
+    Evaluation always has a covariance per sample, however it is stored in training.
     """
 
     hidden: tuple[int, ...] = _network(MISSING, "Units of the hidden layers, such as 128,64,32.")
@@ -119,8 +119,8 @@ class ModelConfig:
     )
     covariance: str = _network(
         "shared",
-        f"How it is held in training: {', '.join(covariances())}. tracked:N has exact variances in "
-        "layers of up to N units, in evaluation; tracked takes the least N that is good enough.",
+        f"How it is stored in training: {', '.join(covariances())}. tracked:N has exact variances "
+        "in layers of up to N units, in evaluation; tracked takes the least N that is good enough.",
     )
     batch_norm: bool = _network(
         False,
@@ -276,7 +276,7 @@ def _flat(sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_covariance(covariance: str) -> None:
-    """Raise an error unless a measurement can hold covariances so: one for each sample."""
+    """Raise an error unless a measurement can store covariances so: one for each sample."""
     if class_name(covariance) not in PER_SAMPLE:
         raise ValueError(
             f"Measurements give each sample a covariance of its own: {PER_SAMPLE_HELP}. Got "

@@ -1,4 +1,4 @@
-"""What it costs to hold a covariance: time beside the plain network, and memory."""
+"""What it costs to store a covariance: time beside the plain network, and memory."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def print_above_idle() -> None:
 @torch.no_grad()
 @quietly()
 def above_idle(run: Run, covariance: str, batch: int) -> float | None:
-    """Peak of one batch, covariances of the outputs included, above what was held before.
+    """Peak of one batch, covariances of the outputs included, above what was used before.
 
     In megabytes, or None where the system does not tell.
     """
@@ -86,23 +86,23 @@ def above_idle(run: Run, covariance: str, batch: int) -> float | None:
     # What torch loads when it first computes is not for the covariance to answer for.
     with_covariance(net, "diagonal")(x[:1])
     idle = peak()
-    held = with_covariance(net, covariance)(x).covariance_matrix
+    matrix = with_covariance(net, covariance)(x).covariance_matrix
     most = peak()
-    del held
+    del matrix
     return None if idle is None or most is None else most - idle
 
 
 def peak() -> float | None:
-    """The most memory that this process has held, in MB."""
+    """The most memory that this process has used, in MB."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e6
     if _STATUS.exists():
-        # Linux: ru_maxrss would begin with what the parent process held when it started this one.
+        # Linux: ru_maxrss would begin with what the parent process used when it started this one.
         lines = _STATUS.read_text().splitlines()
         return next(float(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1.024e-3
     try:
         import resource
     except ImportError:  # Windows
         return None
-    unit = 1e6 if sys.platform == "darwin" else 1e3  # bytes on macOS
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    per_mb = 1e6 if sys.platform == "darwin" else 1e3  # bytes on macOS
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / per_mb

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, nn
 
 from covary.data import Dataset, Schema
-from covary.data.locking import held
+from covary.data.locking import locked
 from covary.files import FileError, read_json, read_tensors, read_text, write_tensors
 from covary.models import with_covariance
 from covary.nn import Noisy
@@ -95,9 +95,9 @@ class Run:
 
     environment = _File(results.Environment, "environment.json", "")
     evaluation = _File(results.Evaluation, "evaluation.json", "evaluate")
-    fidelity = _File(results.Fidelity, "fidelity.json", "fidelity")
+    fidelity = _File(results.FidelityResult, "fidelity.json", "fidelity")
     attack = _File(results.Attack, "attack.json", "attack")
-    verification = _File(results.Verification, "verification.json", "verify")
+    verification = _File(results.SteadyVerification, "verification.json", "verify")
     spikes = _File(results.SpikingVerification, "spikes.json", "verify")
     kept_calibration = _File(KeptCalibration, _CALIBRATION, "calibrate")  # of whatever weights
 
@@ -206,7 +206,7 @@ class Run:
         As far as training has come: a run that is not finished has its weights in the checkpoint.
 
         Args:
-            covariance: how it is held; as in training if None.
+            covariance: how it is stored; as in training if None.
             epoch: as it was after an epoch whose weights were put aside (``covary train --keep``).
         """
         model = self.config.model
@@ -367,11 +367,11 @@ class Run:
         shutil.rmtree(self._aside, ignore_errors=True)
 
     @contextmanager
-    def held_for_training(self) -> Iterator[None]:
+    def locked_for_training(self) -> Iterator[None]:
         """Keep other processes from training into the same folder meanwhile."""
         with ExitStack() as stack:
             try:
-                stack.enter_context(held(self.path, wait=False))
+                stack.enter_context(locked(self.path, wait=False))
             except BlockingIOError:
                 raise RunError(
                     f"{self.path} is being trained by another process. Wait for it, stop it, or "

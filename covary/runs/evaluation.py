@@ -112,14 +112,14 @@ def _regression(part: Predictions, net: nn.Module) -> dict[str, float]:
 
 
 def _by_target(part: Predictions, targets: Sequence[str]) -> dict[str, dict[str, float]]:
-    """The same for each of several targets, which have units of their own."""
+    """The same for each of several targets, which have scales of their own."""
     if len(targets) < 2:
         return {}
     return {name: _of_targets(part, slice(i, i + 1)) for i, name in enumerate(targets)}
 
 
 def _of_targets(part: Predictions, some: slice) -> dict[str, float]:
-    """Errors, likelihood, and how many targets the intervals hold, in the targets' own units."""
+    """Errors, likelihood, and how many targets the intervals contain, on the targets' own scale."""
     assert part.covariance is not None
     assert part.target is not None
     found = metrics.of_moments(

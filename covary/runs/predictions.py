@@ -54,7 +54,7 @@ class Predictions:
     """
 
     name: str  # of the part
-    mean: Array  # (n, k) logits, or predictions in original units
+    mean: Array  # (n, k) logits, or predictions on the original scale
     variance: Array  # (n, k)
     entropy: Array  # (n,) of the output covariance
     layer_entropy: Array  # (n, L), NaN for samples whose layers were not looked at

@@ -1,4 +1,4 @@
-"""Frozen dataclasses to JSON and back; their types say what a file should hold.
+"""Frozen dataclasses to JSON and back; their types say what a file should contain.
 
 Fields are texts, numbers, truth values, ``Literal`` texts, tuples, mappings of texts to one of
 these, dataclasses, and unions of them with None. A number that is undefined (NaN, infinity) is None

@@ -14,7 +14,7 @@ import numpy as np
 
 from covary.covariance import exact_units
 from covary.files import FileError, read_arrays, read_bytes, write_arrays
-from covary.nn.fidelity import Row
+from covary.nn.fidelity import FidelityRow
 from covary.runs.records import Numbers, Record, Stored, to_json
 from covary.uncertainty.calibration import LogitCalibration, VarianceCalibration, from_dict
 from covary.uncertainty.fitted import FittedScore
@@ -79,8 +79,8 @@ def check_belongs(path: Path, digest: str, other: Path, remedy: str) -> None:
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """How far approximate moments are from exact ones, over some samples; errors are relative."""
+class PartAgreement:
+    """``Agreement`` with exact moments over samples of one part of the data."""
 
     samples: int
     mean: float | None
@@ -98,11 +98,11 @@ class TrackedFidelity:
     rank: float | None  # rank correlation of entropies
     error: float | None  # of the covariance, relative to the exact one
 
-    def row(self) -> Row:
-        """With numbers where something is undefined, to judge it by."""
+    def row(self) -> FidelityRow:
+        """The row to judge it by: NaN and infinity stand for what is undefined."""
         rank = math.nan if self.rank is None else self.rank
         error = math.inf if self.error is None else self.error
-        return Row(exact_units(self.covariance) or 0, rank, error)
+        return FidelityRow(exact_units(self.covariance) or 0, rank, error)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class KeptCalibration(CalibrationNumbers, Stored):
     samples: int
     notes: tuple[str, ...]
     weights: str  # digest of the network
-    covariance: str  # how it was held
+    covariance: str  # how it was stored
     scores: tuple[str, ...]  # fitted beside it
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ class KeptCalibration(CalibrationNumbers, Stored):
         self.layer()
 
     def layer(self) -> Calibration:
-        """The calibration."""
+        """The calibration as a layer."""
         return from_dict({key: value for key, value in asdict(self).items() if value is not None})
 
 
@@ -179,7 +179,7 @@ class Evaluation(Result):
     features: tuple[str, ...]
     targets: tuple[str, ...]
     image_shape: tuple[int, ...] | None
-    covariance: str  # how it was held
+    covariance: str  # how it was stored
     fidelity: TrackedFidelity | None = None  # of tracked covariances
     parts: Mapping[str, Numbers]  # part -> metrics
     scores: Mapping[str, Mapping[str, Numbers]] = field(default_factory=dict)  # by part and name
@@ -199,8 +199,8 @@ class Evaluation(Result):
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Quantiles of numbers over samples."""
+class Quartiles:
+    """Average and quartiles of numbers over samples."""
 
     mean: float | None
     median: float | None
@@ -227,8 +227,8 @@ class AttackRow:
     epsilon: float
     samples: int
     accuracy: float
-    entropy: Spread
-    max_softmax: Spread
+    entropy: Quartiles
+    max_softmax: Quartiles
     auroc: Numbers  # score -> of attacked against clean inputs
 
     @property
@@ -246,7 +246,7 @@ class Attack(Result):
     search_covariance: str
     samples: int
     epsilons: tuple[float, ...]
-    epsilon_unit: str
+    epsilon_scale: str
     clip: bool
     gradient: str
     pgd: Mapping[str, float | bool]  # its settings; the size of a step is in parts of epsilon
@@ -264,19 +264,19 @@ class Attack(Result):
         return list(dict.fromkeys(row.attack for row in self.rows if row.network == network))
 
     def of(self, attack: str, network: str) -> list[AttackRow]:
-        """By epsilon."""
+        """Rows of an attack on a network, by epsilon."""
         found = [row for row in self.rows if (row.attack, row.network) == (attack, network)]
         return sorted(found, key=lambda row: row.epsilon)
 
 
 @dataclass(frozen=True)
 class Representation:
-    """One way of holding the covariance: what it costs, and how close to the exact it comes."""
+    """One way of storing the covariance: what it costs, and how close to the exact it comes."""
 
     name: str  # of the covariance: "full", "tracked:N", "shared" or "diagonal"
     time_over_plain: float | None  # of a batch, in times of the plain network's
     peak_memory_mb: float | None
-    parts: Mapping[str, Agreement]
+    parts: Mapping[str, PartAgreement]
 
     def of(self, part: str, measure: str) -> float | None:
         """One number of a part, None where it is undefined or was not measured."""
@@ -286,7 +286,7 @@ class Representation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fidelity(Result):
+class FidelityResult(Result):
     """What ``covary fidelity`` measures (``fidelity.json``, entropies in ``fidelity.npz``)."""
 
     batch: int  # inputs at a time, where time was taken
@@ -307,7 +307,7 @@ class Fidelity(Result):
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredNumber:
     """A number and its Monte-Carlo standard error.
 
     ``floor`` is the relative error that even exact moments would show, by noise of the draws.
@@ -328,14 +328,14 @@ class Measured:
 class SimulatedLayer:
     """One layer in one simulation, on average over inputs."""
 
-    mean: Measured
-    variance: Measured
-    covariance: Measured
-    off_diagonal: Measured
-    entropy: Measured  # of the simulation less that of the moments, in nats
+    mean: MeasuredNumber
+    variance: MeasuredNumber
+    covariance: MeasuredNumber
+    off_diagonal: MeasuredNumber
+    entropy: MeasuredNumber  # of the simulation less that of the moments, in nats
     entropy_dimensions: tuple[int, int]  # least and most in which entropies were compared
     effective_samples: float | None
-    variance_share: Measured  # variance, of that of the steady state
+    variance_share: MeasuredNumber  # variance, of that of the steady state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -388,7 +388,7 @@ class Simulated(Result):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verification(Simulated):
+class SteadyVerification(Simulated):
     """What ``covary verify`` measures (``verification.json``, ``verification.npz``)."""
 
     kind: Literal["steady"] = "steady"
@@ -411,7 +411,7 @@ class Verification(Simulated):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpikingLayer(ComparedLayer):
+class VerifiedSpikingLayer(ComparedLayer):
     """One layer of neurons, on average over inputs."""
 
     neuron: Numbers
@@ -420,7 +420,7 @@ class SpikingLayer(ComparedLayer):
     mean_fano: float | None
     silent: float
     saturated: float
-    errors: Mapping[str, Measured]
+    errors: Mapping[str, MeasuredNumber]
 
 
 @dataclass(frozen=True)
@@ -458,7 +458,7 @@ class SpikingVerification(Simulated):
     burn_in: float
     window: float
     dt: float
-    layers: tuple[SpikingLayer, ...]
+    layers: tuple[VerifiedSpikingLayer, ...]
     entropy: SpikingEntropy
     decisions: Decisions | None
 

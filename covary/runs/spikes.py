@@ -15,7 +15,7 @@ from covary import moments
 from covary.models import with_covariance
 from covary.runs.predictions import numbered
 from covary.runs.results import Decisions, SpikingEntropy, SpikingVerification
-from covary.runs.results import SpikingLayer as Layer
+from covary.runs.results import VerifiedSpikingLayer as Layer
 from covary.runs.subject import Moments, Subject, arrays_of, input_correlations, percent, relative
 from covary.stochastic import Chain, Spiking, SpikingLayer, comparison, simulate_spikes
 from covary.stochastic.comparison import Error, compare
@@ -36,8 +36,8 @@ _PAIRS = 300
 _REGULAR = 0.6
 
 
-class _Seen(NamedTuple):
-    """All of one input."""
+class _SpikingInput(NamedTuple):
+    """Moments and simulated spikes of one input."""
 
     output: moments.Moments
     analytic: list[Moments]  # of the inputs first, then of each layer
@@ -75,7 +75,7 @@ def verify_spikes(
             seed=seeds[i],
             progress=progress,
         )
-        seen.append(_Seen(*subject.analytic(x), spiking))
+        seen.append(_SpikingInput(*subject.analytic(x), spiking))
     found = SpikingVerification(
         copies=copies,
         duration=duration,
@@ -92,7 +92,7 @@ def verify_spikes(
     return replace(found, notes=tuple(sentences(found)))
 
 
-def _layer(chain: Chain, i: int, seen: Sequence[_Seen]) -> Layer:
+def _layer(chain: Chain, i: int, seen: Sequence[_SpikingInput]) -> Layer:
     stage = chain.stages[i]
     layers = [one.spiking.layers[stage.name] for one in seen]
     analytic = [one.analytic[i + 1] for one in seen]
@@ -145,7 +145,7 @@ def _fano_error(layer: SpikingLayer, analytic: Moments) -> Error:
     return comparison.relative_error(layer.counts, pick, torch.where(firing, _fano(*analytic), 0.0))
 
 
-def _entropies(seen: Sequence[_Seen]) -> SpikingEntropy:
+def _entropies(seen: Sequence[_SpikingInput]) -> SpikingEntropy:
     """Entropy of the output over time and its limit, averaged over inputs."""
     found = [one.spiking.readout.entropy() for one in seen]
     values, bars = (torch.cat(each) for each in zip(*found, strict=True))  # (inputs, T)
@@ -205,7 +205,7 @@ def _decisions(subject: Subject, decided: int, duration: float) -> Decisions | N
     )
 
 
-def _arrays(subject: Subject, seen: Sequence[_Seen]) -> dict[str, np.ndarray]:
+def _arrays(subject: Subject, seen: Sequence[_SpikingInput]) -> dict[str, np.ndarray]:
     """What figures show."""
     arrays: dict[str, np.ndarray] = {}
     for i, stage in enumerate(subject.stages):

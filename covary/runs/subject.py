@@ -1,4 +1,4 @@
-"""A trained network that is simulated on some test inputs: what both kinds of it share."""
+"""A trained network that is simulated on some test inputs, by draws or spikes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from covary.progress import Steps
 from covary.recording import record
 from covary.runs.directory import Run
 from covary.runs.predictions import numbered
-from covary.runs.results import Measured
+from covary.runs.results import MeasuredNumber
 from covary.stochastic import Chain, Stage
 from covary.stochastic.comparison import Error, correlations, inputs_of, moments_of_inputs
 
@@ -39,7 +39,7 @@ class Subject:
     started: datetime
 
     def inputs(self) -> Iterator[OneInput]:
-        """One after another."""
+        """The inputs, one after another."""
         for i, x in enumerate(self.run.data.x_test[torch.from_numpy(self.rows)]):
             yield i, x[None], numbered(self.progress, i, len(self.rows))
 
@@ -67,10 +67,10 @@ def input_correlations(stage: Stage, before: Moments) -> Tensor:
     return correlations(inputs_of(stage, *before)[1])
 
 
-def relative(errors: Sequence[Error]) -> Measured:
+def relative(errors: Sequence[Error]) -> MeasuredNumber:
     """An error on average over inputs, as results have it."""
     average = Error.average(errors)
-    return Measured(average.value, average.bar, average.floor)
+    return MeasuredNumber(average.value, average.bar, average.floor)
 
 
 def arrays_of(name: str, found: Mapping[str, Sequence[Tensor]]) -> dict[str, np.ndarray]:

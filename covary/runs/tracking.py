@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from covary.covariance import class_name
 from covary.nn import Lift
-from covary.nn.fidelity import Fidelity, Row, TrackingWarning
+from covary.nn.fidelity import Fidelity, FidelityRow, TrackingWarning
 from covary.runs.config import check_covariance
 from covary.runs.directory import Run
 from covary.runs.samples import validation_rows
@@ -37,16 +37,16 @@ def fidelity_of(net: nn.Module) -> Fidelity | None:
     return None
 
 
-class Held(NamedTuple):
-    """How covariances are held in a measurement."""
+class Chosen(NamedTuple):
+    """How covariances are stored in a measurement."""
 
     covariance: str
-    fidelity: Row | None = None  # of tracked ones
+    fidelity: FidelityRow | None = None  # of tracked ones
     notes: tuple[str, ...] = ()
 
 
-def chosen(run: Run, net: nn.Module, covariance: str | None, *, progress: bool = False) -> Held:
-    """How to hold covariances: as asked for; else tracked, or full where tracked ones are poor.
+def chosen(run: Run, net: nn.Module, covariance: str | None, *, progress: bool = False) -> Chosen:
+    """How to store covariances: as asked for; else tracked, or full where tracked ones are poor.
 
     If tracked covariances were never compared with exact ones they are now, and what comes out is
     kept with the run's weights; ``net`` is told, too.
@@ -54,14 +54,14 @@ def chosen(run: Run, net: nn.Module, covariance: str | None, *, progress: bool =
     if covariance is not None:
         check_covariance(covariance)
     if covariance is not None and class_name(covariance) != "tracked":
-        return Held(covariance)
+        return Chosen(covariance)
     asked = run.config.model.tracked if covariance in (None, "tracked") else covariance
     known, news = known_or_measured(run, net, progress=progress)
     row = known.used(asked)
     if covariance is None and row.is_poor:
         poor = f"Tracked covariances of this network are poor ({row}), so exact ones are taken."
-        return Held("full", notes=(*news, poor))
-    return Held(known.named(asked), row, (*news, summary(known, asked)))
+        return Chosen("full", notes=(*news, poor))
+    return Chosen(known.named(asked), row, (*news, summary(known, asked)))
 
 
 def known_or_measured(run: Run, net: nn.Module, *, progress: bool) -> tuple[Fidelity, list[str]]:
@@ -90,7 +90,7 @@ def summary(fidelity: Fidelity, asked: str) -> str:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """No warning of poor tracked covariances, where they are reported in another way."""
+    """Within this block nothing warns of poor tracked covariances: notes report them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrackingWarning)
         yield

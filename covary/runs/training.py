@@ -94,7 +94,7 @@ def prepared(
     made something better. One that is replaced is put aside until training is done, and put back if
     training fails before it has made anything to go on from.
     """
-    with run.held_for_training():
+    with run.locked_for_training():
         if not run.exists():
             run.put_back()  # a process was killed before it put anything in its place
         if not run.exists():

@@ -15,9 +15,9 @@ from covary.progress import Steps
 from covary.runs.directory import HELD_OUT, Run, RunError
 from covary.runs.results import Calibration, HeldOut
 from covary.runs.samples import validation_rows
-from covary.runs.tracking import Held, chosen, quietly
+from covary.runs.tracking import Chosen, chosen, quietly
+from covary.uncertainty.agreement import gathered
 from covary.uncertainty.calibration import choose_noise, fit_logits, fit_variance
-from covary.uncertainty.fidelity import gathered
 from covary.uncertainty.fitted import (
     FittedScore,
     cross_fitted,
@@ -42,13 +42,13 @@ _BATCH = 128
 
 
 def known_or_fitted(
-    run: Run, net: nn.Module, how: Held, *, progress: Steps | None = None
+    run: Run, net: nn.Module, how: Chosen, *, progress: Steps | None = None
 ) -> HeldOut:
     """What is in the run's folder if it is of these weights and covariances; else fit it now.
 
     What is there for other covariances of the same weights stays there: the noise that it has may
-    have been chosen with care, and is taken here too. ``net`` is the run's network, which holds its
-    covariances like ``how`` says.
+    have been chosen with care, and is taken here too. ``net`` is the run's network, which stores
+    its covariances as ``how`` says.
     """
     kept, covariance = run.kept_calibration, how.covariance
     if kept is not None and kept.weights != run.weights:
@@ -94,7 +94,7 @@ def calibrate(
 
     Args:
         run: a trained run.
-        covariance: how it is held, as in ``evaluate``.
+        covariance: how it is stored, as in ``evaluate``.
         noise: of the calibrated network. ``"keep"`` that of training, or choose by the likelihood
             of held-out data: ``"one"`` for all layers, or ``"per-layer"``.
         progress: wraps the batches, given a name, to show how far it is.
@@ -120,7 +120,7 @@ def calibrate(
 
 
 def _held_out(run: Run) -> Tensor:
-    """In random order, so that the first of them stand for all."""
+    """Held-out rows in random order, so that the first of them stand for all."""
     return validation_rows(len(run.data.x), run.config)[0][:_MOST]
 
 

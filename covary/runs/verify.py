@@ -15,10 +15,10 @@ from covary.progress import Steps
 from covary.runs.directory import Run
 from covary.runs.results import (
     InTime,
-    Measured,
+    MeasuredNumber,
     SimulatedLayer,
     SpikingVerification,
-    Verification,
+    SteadyVerification,
     VerifiedLayer,
 )
 from covary.runs.spikes import verify_spikes
@@ -72,7 +72,7 @@ def verify(
     decisions: int = 500,
     seed: int = 0,
     progress: Steps | None = None,
-) -> Verification | SpikingVerification:
+) -> SteadyVerification | SpikingVerification:
     """Simulate the network behind a run on test inputs, and compare moments layer by layer.
 
     Networks of spiking neurons are simulated spike by spike (``verify_spikes``); numbers are
@@ -108,7 +108,7 @@ def verify(
     copies, duration = 65_536 if copies is None else copies, duration or 60.0
     in_time = {"duration": duration, "method": method, "dt": dt}
     seen = [_look(subject, one, copies, in_time) for one in subject.inputs()]
-    result = Verification(
+    result = SteadyVerification(
         copies=copies,
         duration=duration,
         limit=LIMIT,
@@ -125,7 +125,7 @@ def verify(
 
 
 class _Seen(NamedTuple):
-    """All of one input; lists have an entry for each stage."""
+    """Moments and simulations of one input; lists have an entry for each stage."""
 
     analytic: list[Moments]  # of the inputs first, then of each stage
     estimates: dict[str, list[Estimate]]  # by simulation
@@ -213,10 +213,10 @@ def _layer(stage: Stage, i: int, seen: Sequence[_Seen]) -> VerifiedLayer:
     )
 
 
-def _mean(values: Sequence[tuple[float, float]]) -> Measured:
+def _mean(values: Sequence[tuple[float, float]]) -> MeasuredNumber:
     """The mean of values with standard errors, and its own standard error."""
     found, bars = np.array(values).T
-    return Measured(float(found.mean()), float(np.linalg.norm(bars) / len(bars)))
+    return MeasuredNumber(float(found.mean()), float(np.linalg.norm(bars) / len(bars)))
 
 
 def _arrays(subject: Subject, seen: Sequence[_Seen]) -> dict[str, np.ndarray]:
@@ -263,7 +263,7 @@ def _pairs(stage: Stage, i: int, one: _Seen, key: tuple[int, int, int]) -> Tenso
 # What the numbers say: where linear response is poor, and why.
 
 
-def sentences(result: Verification) -> list[str]:
+def sentences(result: SteadyVerification) -> list[str]:
     """One for each layer whose covariances are poor, and one on networks in time."""
     limit = result.limit
     found = [_poor(layer) for layer in result.layers if layer.poor]

@@ -5,14 +5,14 @@ draws take all of them from here, so that ``covary.verify`` checks each.
 """
 
 from covary.sources.plan import DropoutOption, NoiseOption, NoisePlan, Plan, SourceOption
-from covary.sources.source import NO_NOISE, Dropout, Noise, Relative, Rounding, Source
+from covary.sources.source import NO_NOISE, DropoutMask, GaussianNoise, Relative, Rounding, Source
 from covary.sources.weights import Positions, UncertainWeights, WeightTerm, kernel_of
 
 __all__ = [
     "NO_NOISE",
-    "Dropout",
+    "DropoutMask",
     "DropoutOption",
-    "Noise",
+    "GaussianNoise",
     "NoiseOption",
     "NoisePlan",
     "Plan",

@@ -9,7 +9,7 @@ from functools import cached_property
 from torch import nn
 
 from covary.covariance.terms import INPUT
-from covary.sources.source import NO_NOISE, Noise, Source
+from covary.sources.source import NO_NOISE, GaussianNoise, Source
 from covary.sources.weights import UncertainWeights
 
 # A noise for all places, or one by the path or the type of a module.
@@ -39,7 +39,7 @@ class NoisePlan:
         modules = dict(model.named_modules(remove_duplicate=False))
         # A module that has several paths runs under the first of them.
         first = {module: path for path, module in model.named_modules()}
-        self._paths: dict[str, Noise] = {}
+        self._paths: dict[str, GaussianNoise] = {}
         # What the mapping names, and the paths at which it gives the noise.
         self._named: dict[str, set[str]] = {}
         self._used: set[str] = set()
@@ -70,17 +70,17 @@ class NoisePlan:
             self._named[kind.__name__] = given
 
     @property
-    def at_input(self) -> Noise:
+    def at_input(self) -> GaussianNoise:
         """The noise at the input of the model."""
         return self._at(INPUT if INPUT in self._paths else "")
 
-    def at(self, path: str) -> Noise:
+    def at(self, path: str) -> GaussianNoise:
         """The noise before a nonlinearity in the module of this path."""
         if len(self._paths) == 1 and "" in self._paths:
             return self._at("")
         return self._at(next((key for key in _around(path) if key in self._paths), ""))
 
-    def _at(self, key: str) -> Noise:
+    def _at(self, key: str) -> GaussianNoise:
         self._used.add(key)
         return self._paths.get(key, NO_NOISE)
 
@@ -104,7 +104,7 @@ class NoisePlan:
     def of(cls, sigmas: Mapping[str, float]) -> NoisePlan:
         """The plan with these sigmas, as ``sigmas`` gave them."""
         plan = cls({}, nn.Module())
-        plan._paths = {path: Noise(sigma) for path, sigma in sigmas.items()}
+        plan._paths = {path: GaussianNoise(sigma) for path, sigma in sigmas.items()}
         return plan
 
     @cached_property
@@ -129,7 +129,7 @@ def _around(path: str) -> Iterator[str]:
         path = path.rpartition(".")[0]
 
 
-def _checked(sigma: float, key: object) -> Noise:
+def _checked(sigma: float, key: object) -> GaussianNoise:
     place = f" for {key!r}" if key else ""
     if isinstance(sigma, bool) or not isinstance(sigma, int | float):
         raise TypeError(f"noise is a number or a dict of numbers, got {sigma!r}{place}.")
@@ -137,7 +137,7 @@ def _checked(sigma: float, key: object) -> Noise:
         raise ValueError(
             f"noise needs a finite number >= 0 (a standard deviation), got {sigma}{place}."
         )
-    return Noise(float(sigma))
+    return GaussianNoise(float(sigma))
 
 
 class Plan:
@@ -240,8 +240,8 @@ def _by_path(sources: SourceOption, model: nn.Module) -> dict[str, tuple[Source,
         wrong = [each for each in every if not isinstance(each, Source)]
         if wrong:
             raise TypeError(
-                f"sources at {path!r} need Noise, Relative or Rounding of covary.sources, got "
-                f"{wrong[0]!r}."
+                f"sources at {path!r} are GaussianNoise, Relative or Rounding of covary.sources, "
+                f"got {wrong[0]!r}."
             )
         if path not in paths:
             raise ValueError(

@@ -48,13 +48,13 @@ class Source(ABC):
 
 
 @dataclass(frozen=True)
-class Noise(Source):
+class GaussianNoise(Source):
     """Independent Gaussian noise of one standard deviation on every element: adds sigma^2."""
 
     sigma: float
 
     def __post_init__(self) -> None:
-        check_number("Noise", "a standard deviation", self.sigma)
+        check_number("GaussianNoise", "a standard deviation", self.sigma)
 
     def variance(self, mean: Tensor, var: Tensor) -> Tensor:
         return mean.detach().new_full([1] * mean.dim(), self.sigma**2)
@@ -65,7 +65,7 @@ class Noise(Source):
         return value + torch.empty_like(value).normal_(0.0, self.sigma, generator=generator)
 
 
-NO_NOISE = Noise(0.0)
+NO_NOISE = GaussianNoise(0.0)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Rounding(Source):
 
 
 @dataclass(frozen=True)
-class Dropout(Source):
+class DropoutMask(Source):
     """Elements dropped with probability p, and the others divided by 1 - p.
 
     It adds p / (1 - p) (mean^2 + var). Elements that lie along ``common`` dimensions are dropped
@@ -117,7 +117,7 @@ class Dropout(Source):
 
     def __post_init__(self) -> None:
         if not 0 <= self.p < 1:
-            raise ValueError(f"Dropout needs a probability in [0, 1), got {self.p}.")
+            raise ValueError(f"DropoutMask needs a probability in [0, 1), got {self.p}.")
 
     @property
     def odds(self) -> float:

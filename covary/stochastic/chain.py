@@ -24,7 +24,7 @@ class Stage:
 
     Attributes:
         name: of the module that gives the moments of h(x), as ``covary.record`` knows it.
-        weight: (m, n), with what scales its results (batch norm, units of the output) folded in.
+        weight: (m, n), with what scales its results (batch norm, ``Rescale``) folded in.
         bias: (m,).
         noise: sigma of what is added to every unit before the activation.
         activation: h.
@@ -125,7 +125,7 @@ class Chain:
                 "Poisson inputs are rates, in spikes per ms, 0 or more; the lowest is "
                 f"{means.min():.3g}. Scale the inputs, or use a Lift without poisson."
             )
-        # Units of a regression's output are kept in float64, in a network that is not.
+        # The scale of a regression's output is kept in float64, in a network that is not.
         stages = tuple(
             replace(stage, weight=stage.weight.to(weight.dtype), bias=stage.bias.to(weight.dtype))
             for stage in self.stages

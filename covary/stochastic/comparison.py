@@ -73,7 +73,7 @@ class EntropyGap(NamedTuple):
     dimensions: int
 
 
-class Comparison(NamedTuple):
+class LayerComparison(NamedTuple):
     """Analytic moments of one layer for one input, against those of a simulation."""
 
     mean: Error
@@ -108,10 +108,10 @@ _PICKS: dict[str, _Pick] = {
 ERRORS = tuple(_PICKS)
 
 
-def compare(estimate: Estimate, mean: Tensor, covariance: Tensor) -> Comparison:
+def compare(estimate: Estimate, mean: Tensor, covariance: Tensor) -> LayerComparison:
     """Compare a mean (n,) and a covariance (n, n) with the estimate for one input."""
     mean, covariance = mean.double(), covariance.double()
-    return Comparison(
+    return LayerComparison(
         **{
             name: relative_error(estimate, pick, pick(mean[None], covariance[None])[0])
             for name, pick in _PICKS.items()

@@ -23,18 +23,18 @@ from covary.stochastic.chain import Chain, Stage
 if TYPE_CHECKING:
     import nir
 
-# NIR fixes no unit of time; those who use it take seconds.
+# NIR does not say in what time is measured; those who use it take seconds.
 SECOND = 1000.0
 # Constants of the neurons of a layer agree if they do so to this.
 _RTOL = 1e-5
-# What NIR has no place for stands in the metadata of nodes under these names.
-_T_REF, _NOISE, _POISSON, _DT, _UNIT = (
+# What NIR has no place for stands in the metadata of nodes under these names, in files too.
+_T_REF, _NOISE, _POISSON, _DT, _TIME = (
     f"covary_{name}" for name in ("t_ref_ms", "noise", "poisson", "spike_width", "ms_per_unit")
 )
 
 
 def to_nir(
-    net: nn.Module | Chain, *, spike_width: float | None = None, ms_per_unit: float = SECOND
+    net: nn.Module | Chain, *, spike_width: float | None = None, time_scale: float = SECOND
 ) -> nir.NIRGraph:
     """The spiking network behind a moment neural network as a graph of NIR.
 
@@ -50,8 +50,8 @@ def to_nir(
     Args:
         net: a moment neural network whose activations are all ``lif``, or its ``Chain``.
         spike_width: for simulators in which a spike is 1 for a step and not 1 / step (snnTorch,
-            Norse): their step, in the graph's unit of time. Weights are larger by its inverse.
-        ms_per_unit: the graph's unit of time; 1000 for seconds.
+            Norse): their step, in the graph's time. Weights are larger by its inverse.
+        time_scale: ms in 1 of the graph's time; 1000 for seconds.
 
     Examples:
         >>> import covary
@@ -60,7 +60,7 @@ def to_nir(
         ['input', 'linear1', 'activation1', 'linear2', 'output']
     """
     nir = _library()
-    _check_times(ms_per_unit, spike_width)
+    _check_times(time_scale, spike_width)
     chain = Chain.of(net)
     hidden, last = chain.neurons_and_readout()
     if any(not isinstance(layer, Flatten | nn.Flatten) for layer in chain.trunk):
@@ -69,18 +69,18 @@ def to_nir(
             f"{', '.join(type(layer).__name__ for layer in chain.trunk)} in front of it. Export "
             "the rest: nn.Sequential(*layers from Lift on)."
         )
-    about = {_NOISE: chain.noise, _POISSON: int(chain.poisson), _UNIT: ms_per_unit}
+    about = {_NOISE: chain.noise, _POISSON: int(chain.poisson), _TIME: time_scale}
     if spike_width is not None:
         about[_DT] = spike_width
     inputs, outputs = hidden[0].weight.shape[1], chain.stages[-1].units
     nodes: dict[str, Any] = {"input": nir.Input(np.array([inputs]), metadata=about)}
     pulse = 1.0 if spike_width is None else 1 / spike_width
     for number, stage in enumerate(hidden, start=1):
-        scale = ms_per_unit if number == 1 and not chain.poisson else pulse
-        nodes[f"linear{number}"] = _affine(nir, stage, scale, ms_per_unit)
-        nodes[f"activation{number}"] = _lif(nir, stage, ms_per_unit)
+        scale = time_scale if number == 1 and not chain.poisson else pulse
+        nodes[f"linear{number}"] = _affine(nir, stage, scale, time_scale)
+        nodes[f"activation{number}"] = _lif(nir, stage, time_scale)
     if last is not None:
-        nodes[f"linear{len(hidden) + 1}"] = _affine(nir, last, pulse / ms_per_unit, 1.0)
+        nodes[f"linear{len(hidden) + 1}"] = _affine(nir, last, pulse / time_scale, 1.0)
     nodes["output"] = nir.Output(np.array([outputs]))
     return nir.NIRGraph(nodes, list(pairwise(nodes)))
 
@@ -90,9 +90,9 @@ def _affine(nir: Any, stage: Stage, scale: float, bias_scale: float) -> Any:
     return nir.Affine(*(value.detach().cpu().numpy() for value in values))
 
 
-def _lif(nir: Any, stage: Stage, unit: float) -> Any:
+def _lif(nir: Any, stage: Stage, ms: float) -> Any:
     neuron, ones = stage.neuron, np.ones(stage.units)
-    tau = ones / (neuron.leak * unit)
+    tau = ones / (neuron.leak * ms)
     return nir.LIF(
         tau=tau,
         r=tau.copy(),
@@ -108,10 +108,10 @@ def save_nir(
     path: Path | str,
     *,
     spike_width: float | None = None,
-    ms_per_unit: float = SECOND,
+    time_scale: float = SECOND,
 ) -> None:
     """Write ``to_nir`` of a network to a file, whole or not at all."""
-    graph, content = to_nir(net, spike_width=spike_width, ms_per_unit=ms_per_unit), io.BytesIO()
+    graph, content = to_nir(net, spike_width=spike_width, time_scale=time_scale), io.BytesIO()
     _library().write(content, graph)
     write_atomically(Path(path), content.getvalue())
 
@@ -123,13 +123,13 @@ def from_nir(
     t_ref: float = 0.0,
     poisson: bool | None = None,
     spike_width: float | None = None,
-    ms_per_unit: float | None = None,
+    time_scale: float | None = None,
     covariance: str = "full",
 ) -> nn.Sequential:
     """A moment neural network of a spiking network in NIR, which gives its covariance by formula.
 
     A graph must be a chain of Affine or Linear and LIF nodes; ``to_nir`` says what they mean. What
-    NIR does not know (noise, refractory periods, the unit of time) is taken from the arguments,
+    NIR does not know (noise, refractory periods, the scale of time) is taken from the arguments,
     or, in a graph that ``to_nir`` made, from its metadata.
 
     Voltages are measured from ``v_leak``; resistances and what scales with the voltage become part
@@ -138,13 +138,13 @@ def from_nir(
 
     Args:
         source: a graph, or a file that contains one.
-        noise: sigma of the inputs and of each layer's background, one for all or a list; in the
-            units of the inputs, and in voltage per sqrt(ms). Needed if the graph knows of none:
+        noise: sigma of the inputs and of each layer's background, one for all or a list; on the
+            scale of the inputs, and in voltage per sqrt(ms). Needed if the graph knows of none:
             moments without noise are those of a network that has nothing to be unsure of.
         t_ref: refractory period in ms, of layers that know of none.
         poisson: whether inputs are spikes, given by their rate per ms, and not currents.
         spike_width: as in ``to_nir``; None for Dirac pulses.
-        ms_per_unit: as in ``to_nir``; 1000 if the graph does not tell.
+        time_scale: as in ``to_nir``; 1000 if the graph does not tell.
         covariance: how it is stored; see ``covary.nn.Lift``.
 
     Examples:
@@ -159,9 +159,9 @@ def from_nir(
     graph = source if isinstance(source, nir.NIRGraph) else _read(nir, Path(source))
     first, *between, _ = _chain(nir, graph)
     about = graph.nodes[first].metadata
-    unit = float(about.get(_UNIT, SECOND)) if ms_per_unit is None else ms_per_unit
+    ms = float(about.get(_TIME, SECOND)) if time_scale is None else time_scale
     width = about.get(_DT) if spike_width is None else spike_width
-    _check_times(unit, width)
+    _check_times(ms, width)
     poisson = bool(about.get(_POISSON, False)) if poisson is None else poisson
     pulse = 1.0 if width is None else float(width)  # the integral of a spike in the graph's time
     stages = list(_stages(nir, graph, between))
@@ -170,11 +170,11 @@ def from_nir(
     layers: OrderedDict[str, nn.Module] = OrderedDict(lift=Lift(lift, covariance, poisson=poisson))
     for number, stage in enumerate(stages, start=1):
         if stage.node is None:
-            layers[f"linear{number}"] = _linear(stage.weight * (pulse * unit), stage.bias)
+            layers[f"linear{number}"] = _linear(stage.weight * (pulse * ms), stage.bias)
             break
-        neuron, current = _neurons(stage, unit, t_ref)
+        neuron, current = _neurons(stage, ms, t_ref)
         # What a spike does, or I in a ms.
-        effect = current * pulse * unit if number > 1 or poisson else current
+        effect = current * pulse * ms if number > 1 or poisson else current
         layers[f"linear{number}"] = _linear(stage.weight * effect[:, None], stage.bias * current)
         layers[f"noise{number}"] = Noise(noises[number - 1])
         layers[f"activation{number}"] = Activation(activations.lif(**vars(neuron)))
@@ -222,7 +222,7 @@ def _stages(nir: Any, graph: nir.NIRGraph, names: Sequence[str]) -> Iterator[_Im
         yield _Imported(weight, bias, "output", None)
 
 
-def _neurons(stage: _Imported, unit: float, t_ref: float) -> tuple[LIF, np.ndarray]:
+def _neurons(stage: _Imported, ms: float, t_ref: float) -> tuple[LIF, np.ndarray]:
     """Constants of a layer's neurons in mV and ms; and (n,) what I does to each in a ms."""
     name, node, n = stage.name, stage.node, len(stage.weight)
     tau, r, leak, threshold, reset = (
@@ -246,7 +246,7 @@ def _neurons(stage: _Imported, unit: float, t_ref: float) -> tuple[LIF, np.ndarr
             "its neurons differ in tau or in (v_reset - v_leak) / (v_threshold - v_leak), which no "
             "weights can make up for. Split it into layers of equal neurons",
         )
-    tau_ms = float(tau[0]) * unit
+    tau_ms = float(tau[0]) * ms
     t_ref = float(node.metadata.get(_T_REF, t_ref))
     neuron = LIF(v_th=float(threshold[0]), v_res=float(reset[0]), t_ref=t_ref, leak=1 / tau_ms)
     return neuron, scale * r / tau_ms
@@ -339,9 +339,9 @@ def _library() -> Any:
     return nir
 
 
-def _check_times(ms_per_unit: float, spike_width: float | None) -> None:
-    if not (np.isfinite(ms_per_unit) and ms_per_unit > 0):
-        raise ValueError(f"A unit of time has a length above 0 ms, got ms_per_unit={ms_per_unit}.")
+def _check_times(time_scale: float, spike_width: float | None) -> None:
+    if not (np.isfinite(time_scale) and time_scale > 0):
+        raise ValueError(f"A scale of time is above 0 ms, got time_scale={time_scale}.")
     if spike_width is not None and not (np.isfinite(spike_width) and spike_width > 0):
         raise ValueError(f"A spike lasts for a time above 0, got spike_width={spike_width}.")
 

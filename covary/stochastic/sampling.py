@@ -138,7 +138,7 @@ def simulate_ou(
 
     tau_l dx = (-x + W v + b) dt + sqrt(2 tau_l) sigma dB, v = h(x): the paper's Eq. (stoc_network)
     for all tau_l = 1 (``ratio=1``). There each layer averages over the fluctuations of the one
-    before it, and so halves their variance, say. Moments as a moment neural network has them are
+    before it, which can halve their variance. Moments as a moment neural network has them are
     those of layers that are much faster than the ones before them: tau_l = tau ratio^(l - 1) in
     the limit ``ratio=0``, where x = W v + b + (an Ornstein-Uhlenbeck process of variance sigma^2).
 
@@ -151,7 +151,7 @@ def simulate_ou(
         tau: time constant of the inputs.
         ratio: of a layer's time constant and that of the layer before it, 0 to 1.
         method: ``"euler-maruyama"``, where the variance of noise is sigma^2 / (1 - dt / 2 tau), or
-            ``"exponential"``, where it is sigma^2 for any step: inputs are held for a step, and the
+            ``"exponential"``, where it is sigma^2 for any step: inputs are constant for it, and the
             rest is solved.
         burn_in: time before anything is recorded; None: until a thousandth is left of the start,
             which is the network's rest without noise (``relaxation_time``).
@@ -170,7 +170,7 @@ def simulate_ou(
     chosen = _checked_trace(chain, record_trace or {})
     recorded = min(clock.steps - clock.burn_in, round(trace_duration / clock.dt)) if chosen else 0
     trace: dict[str, list[Tensor]] = {name: [] for name in chosen}
-    network = _Network(chain, means, groups, check_groups(copies, groups), clock)
+    network = _OUNetwork(chain, means, groups, check_groups(copies, groups), clock)
     generator = torch.Generator(means.device).manual_seed(seed)
     moments = _accumulators(chain, groups, len(means))
     looks = 0
@@ -220,7 +220,7 @@ def relaxation_time(time_constants: Sequence[float], *, left: float = _FORGOTTEN
     return high
 
 
-class _Network:
+class _OUNetwork:
     """All copies for all inputs: the state of every layer, the inputs' first.
 
     Where layers follow at once, the state is that of the noise alone.
@@ -364,7 +364,7 @@ def _without_neurons(net: nn.Module | Chain) -> Chain:
 
 
 def _accumulators(chain: Chain, groups: int, batch: int) -> dict[str, StreamingMoments]:
-    """Empty ones for every stage."""
+    """An empty ``StreamingMoments`` for every stage."""
     return {
         stage.name: StreamingMoments(groups, batch, stage.units, device=stage.weight.device)
         for stage in chain.stages

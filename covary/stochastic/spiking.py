@@ -285,7 +285,7 @@ def simulate_spikes(
 
 
 def _rates(
-    neurons: Sequence[_Neurons], clock: _Clock, dt: float, steps: Iterable[int]
+    neurons: Sequence[_Neurons], clock: _SpikeClock, dt: float, steps: Iterable[int]
 ) -> Iterator[Tensor]:
     """Run the network; give the rates of its last layer since burning in, at each look."""
     last = neurons[-1]
@@ -396,7 +396,7 @@ class _Neurons:
         return SpikingLayer(stage.name, stage.neuron, window, self.has_covariance, shape, found)
 
 
-class _Clock(NamedTuple):
+class _SpikeClock(NamedTuple):
     """Times as numbers of steps; ``looks`` are those at the output, since the end of burning in."""
 
     steps: int
@@ -407,7 +407,7 @@ class _Clock(NamedTuple):
 
 def _clock(
     duration: float, burn_in: float, window: float, dt: float, times: Sequence[float] | None
-) -> _Clock:
+) -> _SpikeClock:
     for name, value in {"duration": duration, "window": window}.items():
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"A spiking network needs a {name} above 0 ms, got {value}.")
@@ -428,7 +428,7 @@ def _clock(
             f"The output can be looked at from {dt:g} to {counted * dt:g} ms after burning in, got "
             f"times={list(looks)}."
         )
-    return _Clock(steps, before, each, frozenset(places))
+    return _SpikeClock(steps, before, each, frozenset(places))
 
 
 def _check_step(dt: float, neuron: LIF, crossing: str) -> None:

@@ -25,7 +25,7 @@ def unshown(items: Sequence[Any], _name: str) -> Iterator[Any]:
 
 
 def check_groups(copies: int, groups: int) -> int:
-    """How many of the copies are in each group, if they can be divided so."""
+    """The number of copies in each group; an error if groups are not equally large."""
     if groups < 3:
         raise ValueError(
             f"Standard errors come from the spread between groups: 3 or more, got {groups}."

@@ -17,7 +17,7 @@ from covary.models import left_alone
 from covary.moments import Moments
 from covary.nn import Dropout
 from covary.progress import Steps, shown
-from covary.stochastic.comparison import Comparison, Error, compare
+from covary.stochastic.comparison import Error, LayerComparison, compare
 from covary.stochastic.sampling import sample_steady
 from covary.stochastic.statistics import GROUPS, Estimate, StreamingMoments
 
@@ -28,7 +28,7 @@ _AT_ONCE, _MOST_OUTPUTS = 512, 128
 _NUMBERS = 2**26
 
 
-class Agreement(NamedTuple):
+class OutputErrors(NamedTuple):
     """Relative errors of one output's moments, over inputs (root mean square).
 
     Each has a ``value`` with the scatter of the draws taken out of it, a standard error ``bar``,
@@ -40,7 +40,7 @@ class Agreement(NamedTuple):
     covariance: Error
 
     @classmethod
-    def average(cls, found: Iterable[Agreement | Comparison]) -> Agreement:
+    def average(cls, found: Iterable[OutputErrors | LayerComparison]) -> OutputErrors:
         """The root mean square of several."""
         errors = zip(*[(each.mean, each.variance, each.covariance) for each in found], strict=True)
         return cls(*map(Error.average, errors))
@@ -52,7 +52,7 @@ class Verification:
 
     draws: int
     inputs: int
-    outputs: Mapping[str, Agreement]  # by name
+    outputs: Mapping[str, OutputErrors]  # by name
     mean: Error
     variance: Error
     covariance: Error  # of the matrix, in Frobenius norm
@@ -122,7 +122,7 @@ def verify(
             found = {"output": (list(estimates.values())[-1], net(x))}
     inputs = next(iter(found.values()))[0].mean.shape[0]
     outputs = {name: _compared(*pair) for name, pair in found.items()}
-    overall = Agreement.average(outputs.values())
+    overall = OutputErrors.average(outputs.values())
     return Verification(each * GROUPS, inputs, outputs, *overall)
 
 
@@ -167,10 +167,10 @@ def _drawn(
     return {name: (streams[name].estimate(), out) for name, (out, _) in moments.items()}
 
 
-def _compared(estimate: Estimate, moments: Moments) -> Agreement:
+def _compared(estimate: Estimate, moments: Moments) -> OutputErrors:
     count, means, scatters = estimate.count, estimate.group_mean, estimate.group_scatter
     matrix, mean = moments.covariance_matrix, moments.flat_mean
-    return Agreement.average(
+    return OutputErrors.average(
         compare(Estimate(count, means[:, i : i + 1], scatters[:, i : i + 1]), mean[i], matrix[i])
         for i in range(len(mean))
     )

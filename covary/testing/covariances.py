@@ -1,4 +1,4 @@
-"""The contract of a covariance: whatever it holds, it does what its dense matrix does."""
+"""The contract of a covariance: whatever it stores, it does what its dense matrix does."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CovarianceContract(Contract):
     }
 
     def after_linear(self, cov: Covariance, matrix: Tensor) -> Tensor:
-        """What ``cov.linear(weight)`` holds of ``W C W^T``: all, unless it is an approximation."""
+        """What ``cov.linear(weight)`` has of ``W C W^T``: all, unless it is an approximation."""
         return matrix
 
     def exact(self, cov: Covariance) -> Covariance:

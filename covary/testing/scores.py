@@ -38,7 +38,7 @@ class ScoreContract(Contract):
         return True
 
     def test_takes_every_covariance(self, name: str) -> None:
-        """In float32 and float64, with the result that the same matrix has when held in full."""
+        """In float32 and float64, with the result that the same matrix has when stored in full."""
         score = self.cases[name]
         for kind in covariance.names():
             for dtype in (torch.float32, torch.float64):

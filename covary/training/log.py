@@ -45,7 +45,7 @@ class MetricsLog:
         write_atomically(self.path, text.encode())
 
     def close(self) -> None:
-        """Write out what a buffer may still hold."""
+        """Write out what may still be in a buffer."""
         if self._writer is not None:
             self._writer.close()
 

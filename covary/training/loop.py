@@ -1,7 +1,7 @@
 """The training loop, for all networks; Lightning Fabric brings devices, processes and precision.
 
 A run that is cut short at any moment and resumed ends with the same weights as one that was not:
-the order of samples and the learning rate depend on seed and step alone, the checkpoint holds the
+the order of samples and the learning rate depend on seed and step alone, the checkpoint has the
 rest.
 """
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covary.moments import mean_of
-from covary.nn.units import before_units, check_units, units_of
+from covary.nn.scales import before_rescale, check_rescale, rescale_of
 from covary.settings import supervise_covariance
 
 # Of standardised targets: a variance of 0 has no likelihood.
@@ -39,27 +39,27 @@ class ClassificationLoss(nn.Module):
 
 
 class _StandardisedLoss(nn.Module):
-    """What losses of regression share: targets, and a network's outputs before they get units."""
+    """What losses of regression share: targets, and outputs of a network before its ``Rescale``."""
 
     statistic = "mae"
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        check_units(net, type(self).__name__)
+        check_rescale(net, type(self).__name__)
         self.net = net
 
     def standardised(self, x: Tensor, y: Tensor) -> tuple[Any, Tensor, Tensor | float]:
-        """What the network gives before its outputs get units, targets alike, and the units."""
-        layers, units = before_units(self.net)
+        """What the network gives before its outputs are rescaled, targets alike, and the scale."""
+        layers, rescale = before_rescale(self.net)
         out: Any = x
         for layer in layers:
             out = layer(out)
-        if units is None:
-            units = units_of(self.net)
-            if units is None:
+        if rescale is None:
+            rescale = rescale_of(self.net)
+            if rescale is None:
                 return out, y, 1.0
-            out = units.undone(out)
-        return out, (y - units.shift) / units.scale, units.scale
+            out = rescale.undone(out)
+        return out, (y - rescale.shift) / rescale.scale, rescale.scale
 
 
 class RegressionLoss(_StandardisedLoss):
@@ -85,7 +85,7 @@ class GaussianLikelihood(_StandardisedLoss):
     """(x, y) -> negative log-likelihood of standardised targets, by means and variances.
 
     For networks that give ``Moments``. Gradients flow through the covariance too: in a moment
-    neural network this is SMSC, supervised mean and supervised covariance. Units are those of
+    neural network this is SMSC, supervised mean and supervised covariance. The scale is that of
     ``RegressionLoss``.
     """
 

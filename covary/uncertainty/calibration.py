@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from covary.covariance import Full
 from covary.models import noise_of, with_noise
 from covary.moments import Moments
-from covary.uncertainty.fidelity import gathered
+from covary.uncertainty.agreement import gathered
 from covary.uncertainty.scores import expected_softmax
 
 # What ``choose_noise`` tries: standard deviations, in those of the network's input.
@@ -71,7 +71,7 @@ class VarianceCalibration(_Calibration):
     adds what every target has of its own: noise that no network can predict. An offset alone
     (scale 0) is a constant variance.
 
-    Both are 0 or more; there is one offset, or one for each target, in target units squared.
+    Both are 0 or more; there is one offset, or one for each target, a variance on its scale.
 
     Examples:
         >>> import covary, torch
@@ -163,11 +163,11 @@ def fit_variance(moments: Moments, target: Tensor) -> VarianceCalibration:
     size = torch.where(size > 0, size, 1.0)
     error = (target - mean).square().mean(0).sqrt()
     # On the scale of the errors, where all numbers are of the order of 1.
-    unit = torch.maximum(error, _LEAST_ERROR * size)
-    residual, matrix = (target - mean) / unit, matrix / (unit[:, None] * unit)
+    error_scale = torch.maximum(error, _LEAST_ERROR * size)
+    residual, matrix = (target - mean) / error_scale, matrix / (error_scale[:, None] * error_scale)
     level = matrix.diagonal(dim1=-2, dim2=-1).mean().item()
     if level == 0:
-        return VarianceCalibration(1.0, unit.square().tolist())
+        return VarianceCalibration(1.0, error_scale.square().tolist())
 
     def calibrated(logs: Tensor) -> tuple[Tensor, Tensor]:
         return logs[0].exp() / level, logs[1:].exp() + _LEAST_OFFSET
@@ -180,7 +180,7 @@ def fit_variance(moments: Moments, target: Tensor) -> VarianceCalibration:
     starts = [[0.0, -8.0], [-0.7, -0.7], [-8.0, 0.0], [math.log(level), -2.0]]
     best = _minimum(loss, [[scale, *[offset] * mean.shape[-1]] for scale, offset in starts])
     scale, offset = calibrated(best)
-    return VarianceCalibration(scale.item(), (offset * unit.square()).tolist())
+    return VarianceCalibration(scale.item(), (offset * error_scale.square()).tolist())
 
 
 def fit_logits(moments: Moments, labels: Tensor) -> LogitCalibration:

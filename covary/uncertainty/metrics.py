@@ -205,7 +205,7 @@ def rmse(mean: ArrayLike, target: ArrayLike) -> float:
 def crps_gaussian(mean: ArrayLike, stddev: ArrayLike, target: ArrayLike) -> float:
     """Average continuous ranked probability score of N(mean, stddev^2), of arrays of one shape.
 
-    ``s (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi))`` with ``z = (target - mean) / s``: in the
+    ``s (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi))`` with ``z = (target - mean) / s``: on the
     scale of the target, lower is better, and the absolute error where ``s`` is 0. NaN of none.
     """
     centre, spread, true = _alike("crps_gaussian", mean=mean, stddev=stddev, target=target)
@@ -256,7 +256,7 @@ def gaussian_log_likelihood(
     )
     variance = np.einsum("nii->ni", matrix)
     some = (variance > 0).all(-1)
-    # As correlations, so that what counts as rank does not depend on the targets' units.
+    # As correlations, so that what counts as rank does not depend on the targets' scales.
     stddev = np.sqrt(np.where(some[:, None], variance, 1.0))
     values, vectors = np.linalg.eigh(matrix / stddev[:, :, None] / stddev[:, None, :])
     if rtol is None:
@@ -273,7 +273,7 @@ def standardised_log_likelihood(log_likelihood: ArrayLike, scale: ArrayLike) -> 
     """(n,) log-density of targets divided by ``scale`` (t,), from that on their own scale, (n,).
 
     ``log p + sum_t log scale_t``. With the targets' standard deviations of the training set, it can
-    be compared between data sets, and does not change with the targets' units.
+    be compared between data sets, and does not change with the targets' scales.
     """
     own, scales = _numbers("standardised_log_likelihood", log_likelihood, scale)
     _need((scales > 0).all(), f"standardised_log_likelihood needs scales above 0, got {scales}.")
@@ -302,7 +302,7 @@ def of_probabilities(probabilities: ArrayLike, labels: ArrayLike) -> dict[str, f
 def of_moments(mean: ArrayLike, covariance: ArrayLike, target: ArrayLike) -> dict[str, float]:
     """Every metric of means (n, t), covariances (n, t, t) and targets (n, t), by name.
 
-    In the units of the targets.
+    Errors and widths are on the scale of the targets.
     """
     matrices = np.asarray(covariance, dtype=np.float64)
     return _every("moments", Predicted(np.asarray(mean), matrices, np.asarray(target)))
@@ -345,7 +345,7 @@ def _log_likelihood(known: Predicted) -> float:
 
 
 def _spearman(known: Predicted) -> float:
-    """Averaged over the targets."""
+    """Rank correlation of error size and stddev, averaged over the targets."""
     pairs = zip(np.abs(known.error).T, known.stddev.T, strict=True)
     return _mean([rank_correlation(*pair) for pair in pairs])
 
@@ -394,20 +394,20 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in (
     Metric("aurc_max_softmax", "AURC of max-softmax", "lower",
            meaning="The same, the largest probability first."),
     Metric("rmse", "RMSE", "lower", "moments", lambda known: rmse(known.mean, known.target),
-           meaning="Root of the mean squared error, in units of the target. Lower is better."),
+           meaning="Root of the mean squared error, on the scale of the target. Lower is better."),
     Metric("mae", "Mean absolute error", "lower", "moments",
            lambda known: float(np.abs(known.error).mean()),
-           meaning="In units of the target. Lower is better."),
+           meaning="On the scale of the target. Lower is better."),
     Metric("log_likelihood", "Log-likelihood", "higher", "moments", _log_likelihood,
            meaning="Logarithm of the predicted Gaussian density at the truth, on average, in "
                    "nats. Higher is better."),
     Metric("log_likelihood_standardised", "Log-likelihood, standardised", "higher", "moments",
-           meaning="The same in units of the training targets' standard deviation, to compare "
-                   "data sets."),
+           meaning="The same for targets over their standard deviation in the training set, to "
+                   "compare data sets."),
     Metric("crps", "CRPS", "lower", "moments",
            lambda known: crps_gaussian(known.mean, known.stddev, known.target),
            meaning="Continuous ranked probability score: the absolute error of a whole "
-                   "distribution, in units of the target. Lower is better."),
+                   "distribution, on the scale of the target. Lower is better."),
     *(Metric(f"coverage_{percent}", f"Coverage of {percent}% intervals", f"{percent}%", "moments",
              lambda known, level=percent / 100: interval_coverage(known.error, known.stddev, level),
              short=f"{percent}% coverage", is_share=True,
@@ -415,7 +415,7 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in (
       for percent in (50, 90, 95)),
     Metric("width_90", "Width of 90% intervals", "lower", "moments",
            lambda known: interval_width(known.stddev, 0.9),
-           meaning="On average, in units of the target. Narrower is better if the coverage is "
+           meaning="On average, on the scale of the target. Narrower is better if the coverage is "
                    "right."),
     Metric("spearman_error", "Rank correlation of error and stddev", "higher", "moments",
            _spearman, short="|error|, Spearman",

@@ -171,7 +171,7 @@ def change_probability(
     Without samples, rivals are taken one by one, the nearest first: each stays behind with its
     normal probability, and the differences to the others are made Gaussian again given that it did
     (Mendell and Elston's approximation). Exact for two classes; small probabilities keep their
-    digits. Of 10 classes it is off by 0.005 on average, and where two directions hold all variance
+    digits. Of 10 classes it is off by 0.005 on average, and where two directions have all variance
     by 0.02, and up to 0.07. Beyond the 16 nearest, rivals are taken as independent.
     """
     logits = _logits(moments, "change_probability")

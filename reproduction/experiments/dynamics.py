@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from covary.runs import Verification, verify
+from covary.runs import SteadyVerification, verify
 from covary.runs.verify import OU
 from reproduction.experiment import SEEDS, Claim, Experiment, Measured, Part, by_scale, seeds
 from reproduction.experiments import networks
@@ -37,7 +37,7 @@ def measure(part: Part, workshop: Workshop) -> Measured:
         seed=part.seed,
         progress=workshop.progress,
     )
-    assert isinstance(result, Verification)
+    assert isinstance(result, SteadyVerification)
     numbers: dict[str, float | None] = {}
     for simulation, found in result.output.simulations.items():
         for key in ("mean", "variance", "covariance"):

@@ -63,24 +63,26 @@ def library_gradient(student: Stepwise, x: Tensor, target: Tensor) -> list[Tenso
     return list(torch.autograd.grad(loss_of(net(given).mean, target), parameters))
 
 
-class Scaled(NamedTuple):
+class ScaledWeight(NamedTuple):
     """Weights of one layer on the manifold."""
 
     weight: Tensor  # (n, m + 1) with the bias as a last column
     scale: Tensor  # (n,) sqrt(target / variance), the weight of the unit's own noise
 
 
-def onto_manifold(moved: Scaled, target: Tensor, input_cov: Tensor, noise: float) -> Scaled:
+def onto_manifold(
+    moved: ScaledWeight, target: Tensor, input_cov: Tensor, noise: float
+) -> ScaledWeight:
     """Radially onto the pairs for which each unit has the variance ``target`` (n,)."""
     inputs = moved.weight[:, :-1]  # a bias has no variance
     variance = ((inputs @ input_cov) * inputs).sum(1) + (moved.scale * noise) ** 2
     factor = (target / variance).sqrt()
-    return Scaled(moved.weight * factor[:, None], moved.scale * factor)
+    return ScaledWeight(moved.weight * factor[:, None], moved.scale * factor)
 
 
 def riemannian_step(
-    at: Scaled, x: Tensor, labels: Tensor, *, target: Tensor, student: Stepwise, rate: float
-) -> Scaled:
+    at: ScaledWeight, x: Tensor, labels: Tensor, *, target: Tensor, student: Stepwise, rate: float
+) -> ScaledWeight:
     """Both steps for a network of one layer, whose variances no input changes.
 
     The gradient of half the squared error is written out; nothing here looks at the weights of
@@ -92,7 +94,7 @@ def riemannian_step(
     slope = (torch.special.ndtr(z) - labels) * density / target.sqrt()
     gradient = slope.mT @ extended / len(x)
     moved = at.weight - rate * at.scale[:, None] ** 2 * gradient
-    return onto_manifold(Scaled(moved, at.scale), target, student.input_cov, student.noise)
+    return onto_manifold(ScaledWeight(moved, at.scale), target, student.input_cov, student.noise)
 
 
 def rescaled_gradient(
@@ -149,7 +151,7 @@ class _Follower:
         self.target = target
         start = torch.cat([student.weights[0], student.biases[0][:, None]], 1)
         one = torch.ones(len(start), dtype=DTYPE)
-        self.at = onto_manifold(Scaled(start, one), target, student.input_cov, student.noise)
+        self.at = onto_manifold(ScaledWeight(start, one), target, student.input_cov, student.noise)
         self.level = self._level(student.noise)
         self.apart = self.furthest = self.shift = 0.0
 

@@ -209,7 +209,7 @@ def loss_of(output: Tensor, target: Tensor) -> Tensor:
 
 
 def smuc_gradient(student: Stepwise, x: Tensor, target: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The loss, and its gradient with all second cumulants held constant, by parameter."""
+    """The loss, and its gradient with all second cumulants kept constant, by parameter."""
     parameters = [each.detach().requires_grad_() for each in student.parameters]
     loss = loss_of(student.with_parameters(parameters).output(x), target)
     return loss.detach(), list(torch.autograd.grad(loss, parameters))

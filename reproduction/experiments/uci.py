@@ -167,7 +167,7 @@ SHARED_PARTS = {
 
 _WINE = (
     "With the errors that networks of this size make, no Gaussian of one width is as likely as the "
-    "published cell in the units of the target. Targets are whole numbers, and many rows are there "
+    "published cell on the scale of the target. Targets are whole numbers, and many rows are there "
     "twice; a likelihood that knows these rows again can be higher, and says nothing of new wines."
 )
 _TWICE = " Many rows of this set are there twice, which helps whatever knows them again."
@@ -343,7 +343,7 @@ def measure_shared(part: Part, workshop: Workshop) -> Measured:
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="uci",
-        about="Log-likelihood per sample in the units of the target, on the published splits. The "
+        about="Log-likelihood per sample on the scale of the target, on the published splits. The "
         "paper's recipe (one hidden layer of 50, no noise in it, Adam, squared error) with the "
         "noise at the input chosen per split on a fifth of the training part that was held out; "
         "the network is then trained once more on all of it. The paper chose among smaller "

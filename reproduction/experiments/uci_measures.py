@@ -18,9 +18,9 @@ from covary.training import RegressionLoss, TensorBatches, TrainingConfig, fit
 from reproduction import store
 from reproduction.experiment import Measured, Part
 from reproduction.experiments.uci_training import (
-    Calibration,
+    EnsembleCalibration,
+    EnsemblePrediction,
     Job,
-    Prediction,
     Split,
     calibrate,
     densities,
@@ -31,7 +31,7 @@ from reproduction.experiments.uci_training import (
 )
 from reproduction.workshop import Workshop
 
-# What the paper calls them -> how their covariances are held.
+# What the paper calls them -> how their covariances are stored.
 FORMS = {"MNN": "full", "dMNN": "diagonal"}
 # Of kept rows; goes up when there is something else in them.
 _FORMAT = 2
@@ -84,7 +84,7 @@ def by_recipe(part: Part, activation: str, workshop: Workshop) -> list[dict[str,
     does there and on the test part; and, for comparison, what every noise would have given there
     (with ``every`` among the settings also of networks that have seen the whole training part).
     With one hidden layer both are trained alike (see ``Stack``), so a network is trained once and
-    its covariance held in two ways.
+    its covariance stored in two ways.
     """
     return kept(
         part,
@@ -164,7 +164,7 @@ def _by_recipe(part: Part, activation: str, splits: Sequence[Split]) -> list[dic
 
 
 def scores(out: Any, y: torch.Tensor) -> dict[str, float]:
-    """What is said of predictions for a test part, in the units of the target."""
+    """What is said of predictions for a test part, on the scale of the target."""
     error = (out.mean - y)[:, 0]
     return {
         "log-likelihood": densities(out, y).mean().item(),
@@ -277,11 +277,11 @@ def _calibrated(part: Part, split: Split) -> list[dict[str, Any]]:
     best = tried[noise]
     final = best["nets"] if len(parts) == 1 else trained([split.whole()], [noise])
     test = [predicted(net, split.x_test) for net in final]
-    together, alone = Prediction.of(test), Prediction.of(test[:1])
+    together, alone = EnsemblePrediction.of(test), EnsemblePrediction.of(test[:1])
     about = {"noise": noise, "held out": best["score"]}
     whole = {
         "calibrated": (best["together"](together), best["together"]._asdict()),
-        "constant variance": (Calibration(0.0, 0.0, best["error"])(together), {}),
+        "constant variance": (EnsembleCalibration(0.0, 0.0, best["error"])(together), {}),
         "one network": (best["alone"](alone), {}),
     }
     return [
@@ -294,8 +294,8 @@ def _calibrated(part: Part, split: Split) -> list[dict[str, Any]]:
 
 def _fitted(outs: Sequence[Sequence[Moments]], target: torch.Tensor) -> dict[str, Any]:
     """Calibrations of an ensemble, and of its first network, by held-out predictions per fold."""
-    together = Prediction.joined([Prediction.of(members) for members in outs])
-    alone = Prediction.joined([Prediction.of(members[:1]) for members in outs])
+    together = EnsemblePrediction.joined([EnsemblePrediction.of(members) for members in outs])
+    alone = EnsemblePrediction.joined([EnsemblePrediction.of(members[:1]) for members in outs])
     least = rounding(target)
     found = calibrate(together, target, least=least)
     return {
@@ -339,7 +339,7 @@ def measure_shared(part: Part, workshop: Workshop) -> Measured:
 
 
 def _by_library(part: Part, split: Split, activation: str, covariance: str) -> nn.Module:
-    """A network trained for a while with a covariance held like that, in double precision."""
+    """A network trained for a while with a covariance stored like that, in double precision."""
     check, settings = part.settings["check"], part.settings
     known = split.whole()
     with torch.random.fork_rng(devices=[]):

@@ -17,14 +17,13 @@ from torch import Tensor, nn
 
 from covary import activations, data
 from covary.covariance import Full
-from covary.estimators.data import Part as Rows
-from covary.estimators.data import Standardized, cross_validation, one_part
+from covary.estimators.data import Fold, Standardized, cross_validation, one_part
 from covary.models import mlp, noise_of, with_covariance
 from covary.moments import Moments
 from covary.nn import Linear
 from covary.training import TrainingConfig, fit
 from covary.training.replicas import ReplicaBatches
-from covary.uncertainty.fidelity import gathered
+from covary.uncertainty.agreement import gathered
 
 # Networks are trained so many at once that a layer of all has this many numbers: with more they
 # fall out of the cache, with less a step is all overhead. And never more than so many networks.
@@ -217,12 +216,12 @@ def epochs_of(steps: int, samples: int, batch_size: int) -> int:
 
 
 def predicted(net: nn.Module, x: Tensor, covariance: str = "full") -> Moments:
-    """What a network says of inputs (n, d), with covariances held like that."""
-    held = with_covariance(net, covariance)
+    """What a network says of inputs (n, d), with covariances stored like that."""
+    twin = with_covariance(net, covariance)
     widest = max(layer.weight.shape[0] for layer in _linear(net))
     size = max(1, _NUMBERS_AT_A_TIME // widest**2)
     with torch.no_grad():
-        return gathered([held(some) for some in torch.split(x, size)])
+        return gathered([twin(some) for some in torch.split(x, size)])
 
 
 def densities(out: Moments, y: Tensor) -> Tensor:
@@ -240,7 +239,7 @@ TARGETS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def with_waves(x: Tensor, training: Tensor, waves: Sequence[float]) -> Tensor:
-    """(n, d (1 + 2 waves)) inputs and their waves, in units of the training part's deviations."""
+    """(n, d (1 + 2 waves)) inputs and their waves, over the training part's deviations."""
     if not waves:
         return x
     scale = training.std(0, correction=0)
@@ -283,34 +282,34 @@ class Split:
         """All of the training part."""
         return Standardized(self.x, self.y)
 
-    def without(self, rows: Rows) -> Standardized:
+    def without(self, rows: Fold) -> Standardized:
         """The training part without what is held out; standardised by the rest alone."""
         return Standardized(self.x[rows.training], self.y[rows.training])
 
-    def validation(self, share: float, seed: int) -> Rows:
+    def validation(self, share: float, seed: int) -> Fold:
         """A share of the training part held out."""
         return one_part(len(self.x), round(share * len(self.x)), seed, None)
 
-    def folds(self, count: int, seed: int) -> list[Rows]:
+    def folds(self, count: int, seed: int) -> list[Fold]:
         """Every sample of the training part held out once."""
         return cross_validation(len(self.x), count, seed, None)
 
 
-class Calibration(NamedTuple):
+class EnsembleCalibration(NamedTuple):
     """variance -> own * (mean of the members' variances) + spread * (variance of means) + rest."""
 
     own: float
     spread: float
     rest: float
 
-    def __call__(self, out: Prediction) -> Moments:
+    def __call__(self, out: EnsemblePrediction) -> Moments:
         """The moments of an ensemble, calibrated."""
         var = self.own * out.variance + self.spread * out.spread + self.rest
         matrix = var[:, None, None]
         return Moments(out.mean[:, None], Full(matrix, added=matrix.new_zeros(1, 1)))
 
 
-class Prediction(NamedTuple):
+class EnsemblePrediction(NamedTuple):
     """What an ensemble says of n samples of one target: (n,) each."""
 
     mean: Tensor
@@ -318,14 +317,14 @@ class Prediction(NamedTuple):
     spread: Tensor  # variance of the members' means
 
     @classmethod
-    def of(cls, members: Sequence[Moments]) -> Prediction:
+    def of(cls, members: Sequence[Moments]) -> EnsemblePrediction:
         """Of one network or several."""
         means = torch.stack([member.mean[:, 0] for member in members])
         variances = torch.stack([member.variance[:, 0] for member in members])
         return cls(means.mean(0), variances.mean(0), means.var(0, correction=0))
 
     @classmethod
-    def joined(cls, some: Sequence[Prediction]) -> Prediction:
+    def joined(cls, some: Sequence[EnsemblePrediction]) -> EnsemblePrediction:
         """One after another, such as folds."""
         return cls(*(torch.cat(same) for same in zip(*some, strict=True)))
 
@@ -341,7 +340,7 @@ def rounding(y: Tensor) -> float:
     return gaps.min().item() ** 2 / 12 if len(gaps) else 0.0
 
 
-def calibrate(out: Prediction, y: Tensor, *, least: float = 0.0) -> Calibration:
+def calibrate(out: EnsemblePrediction, y: Tensor, *, least: float = 0.0) -> EnsembleCalibration:
     """The calibration under which held-out targets (n, 1) are most likely.
 
     In the manner of ``covary.uncertainty.calibration.fit_variance``, with a scale of its own for
@@ -353,13 +352,13 @@ def calibrate(out: Prediction, y: Tensor, *, least: float = 0.0) -> Calibration:
         least: what ``rest`` has to be at least, such as ``rounding(y)``.
     """
     error = y[:, 0] - out.mean
-    unit = error.square().mean()
-    parts = torch.stack([out.variance, out.spread, unit.expand(len(error))])
+    mean_square = error.square().mean()
+    parts = torch.stack([out.variance, out.spread, mean_square.expand(len(error))])
     level = parts.mean(1, keepdim=True)
     # A single network has no spread.
     shares = parts / torch.where(level > 0, level, 1.0)
-    squared = error.square() / unit
-    floor = least / unit.item() + 1e-8
+    squared = error.square() / mean_square
+    floor = least / mean_square.item() + 1e-8
 
     def loss(logs: Tensor) -> Tensor:
         var = logs.exp() @ shares + floor
@@ -382,6 +381,6 @@ def calibrate(out: Prediction, y: Tensor, *, least: float = 0.0) -> Calibration:
         value = loss(found).item()
         if value < lowest:
             best, lowest = found, value
-    scales = (best.exp() * unit / torch.where(level > 0, level, unit)[:, 0]).tolist()
-    rest = (scales[2] + floor) * unit.item()
-    return Calibration(scales[0], scales[1] if level[1] > 0 else 0.0, rest)
+    scales = (best.exp() * mean_square / torch.where(level > 0, level, mean_square)[:, 0]).tolist()
+    rest = (scales[2] + floor) * mean_square.item()
+    return EnsembleCalibration(scales[0], scales[1] if level[1] > 0 else 0.0, rest)

@@ -82,7 +82,7 @@ def _last_two(axes: Axes, part: Record) -> None:
         edges = np.array(histogram["edges"])
         if edges.size == 0:
             continue
-        # In units of its own: layers differ in how many units they have.
+        # On a scale of its own: layers differ in how many units they have.
         centre = (edges[:-1] + edges[1:]) / 2
         right = np.array(histogram["shares"]["right"])
         mean = float(centre @ right)

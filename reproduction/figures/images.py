@@ -15,7 +15,7 @@ from reproduction.experiments.images import (
     borrowed,
     label_of,
 )
-from reproduction.figures.layout import Record, Table, composed, letter, panels
+from reproduction.figures.layout import Record, ShownTable, composed, letter, panels
 from reproduction.published.images import CITED, OWN, SHARED
 
 _TITLES = {
@@ -31,7 +31,7 @@ _AGAIN = "Hollow: no networks of their own, but those of MNN, evaluated without 
 _RINGS = "Rings: networks of the same seeds, trained with one covariance per sample. "
 
 
-def table(record: Record) -> Table:
+def table(record: Record) -> ShownTable:
     """Accuracy of MNN and dMNN, ours and published, beside the methods that the paper cites."""
     columns = [(kind, activation) for activation in ACTIVATIONS for kind in KINDS]
     methods = list(CITED["mnist"])
@@ -51,7 +51,7 @@ def table(record: Record) -> Table:
         rows.append([f"{title}, ours", *own, *blank])
         if any(cells):
             rows += [[f"{title}, {name}", *map(of, cells), *blank] for name, of in _EXTRAS.items()]
-    return Table(
+    return ShownTable(
         ["", *(_heading(kind, activation) for kind, activation in columns), *methods],
         rows,
         "Test accuracy in percent, with standard deviations in brackets (published: over 20 runs) "
@@ -62,7 +62,7 @@ def table(record: Record) -> Table:
     )
 
 
-def shared_table(record: Record) -> Table:
+def shared_table(record: Record) -> ShownTable:
     """Accuracy after training with one covariance per mini-batch, ours and published."""
     rows = []
     for data, title in _TITLES.items():
@@ -73,7 +73,7 @@ def shared_table(record: Record) -> Table:
         if any(cells):
             beside = [_accuracy(parts, "accuracy_per_sample") for parts in cells]
             rows.append([f"{title}, ours, one covariance per sample", *beside])
-    return Table(
+    return ShownTable(
         ["", *(_heading("MNN", activation) for activation in ACTIVATIONS)],
         rows,
         "Test accuracy in percent after training with one covariance per mini-batch, with standard "
@@ -191,7 +191,7 @@ def _short(name: str) -> str:
     return _heading(kind, activation) if activation else kind
 
 
-TABLES: dict[str, Callable[[Record], Table]] = {
+TABLES: dict[str, Callable[[Record], ShownTable]] = {
     "image-accuracy": table,
     "image-accuracy-shared": shared_table,
 }

@@ -16,8 +16,8 @@ Record = Mapping[str, Any]
 WIDTH = 7.4  # inches: what a page shows beside its margins
 
 
-class Table(NamedTuple):
-    """Cells as they are shown; the first column names the row."""
+class ShownTable(NamedTuple):
+    """Cells of a table as the page shows them; the first column names the row."""
 
     columns: list[str]
     rows: list[list[str]]

@@ -10,9 +10,16 @@ from matplotlib.axes import Axes
 
 from covary.report.drawing import BLUE, ORANGE, PURPLE, SLATE, TEAL, Drawing, swatch
 from reproduction.experiments.uci import calibrated, closer
-from reproduction.figures.layout import Record, Table, composed, letter, panels
+from reproduction.figures.layout import Record, ShownTable, composed, letter, panels
 from reproduction.published import uci as published
-from reproduction.published.uci import BEST_OF_ALL, BEST_OF_MOMENTS, OTHERS, OWN, SHARED, Row
+from reproduction.published.uci import (
+    BEST_OF_ALL,
+    BEST_OF_MOMENTS,
+    OTHERS,
+    OWN,
+    SHARED,
+    PublishedRow,
+)
 
 _TITLES = {
     "boston-housing": "boston",
@@ -49,7 +56,7 @@ _OURS = {
 }
 
 
-def table(record: Record) -> Table:
+def table(record: Record) -> ShownTable:
     """The paper's two tables, ours by the same recipe, and our calibrated ensembles."""
     rows = [[f"{row.method}, published", *_published(row)] for row in (*OTHERS, *OWN.values())]
     for key, words in _RECIPE.items():
@@ -71,10 +78,10 @@ def table(record: Record) -> Table:
     for words, best in (("moments", BEST_OF_MOMENTS), ("of any method", BEST_OF_ALL)):
         lost = [_distance(record, name, best[name]) for name in _RAW]
         rows.append([f"calibrated ensemble above best known {words}", *lost, *[_NONE] * len(_LOGS)])
-    return Table(
+    return ShownTable(
         _HEAD,
         rows,
-        "Log-likelihood per sample (nats), in the units of the target. Published: mean and the "
+        "Log-likelihood per sample (nats), on the scale of the target. Published: mean and the "
         "number in brackets as printed, which the paper calls a standard deviation; ours: mean and "
         "standard error over the published splits (20; 5 for protein). R: ReLU, H: Heaviside. The "
         "last two columns are of log-transformed targets: log y for yacht, log(1 + y) for "
@@ -87,7 +94,7 @@ def table(record: Record) -> Table:
     )
 
 
-def shared_table(record: Record) -> Table:
+def shared_table(record: Record) -> ShownTable:
     """The table of shared covariances, published and ours, and how far training differs."""
     labels = [*_RAW, *_LOGS]
     rows = [[f"{row.method}, published", *_published(row)] for row in SHARED.values()]
@@ -103,7 +110,7 @@ def shared_table(record: Record) -> Table:
             ]
             cells = [_NOT_RUN if gap is None else f"{gap:.0e}" if gap else "0" for gap in gaps]
             rows.append([f"{row.method}, weights with {kind} and full covariance", *cells])
-    return Table(
+    return ShownTable(
         _HEAD,
         rows,
         "Log-likelihood per sample (nats) where mini-batches share a covariance in training; "
@@ -151,7 +158,7 @@ def _without_covariance(record: Record) -> str:
     return said.strip()
 
 
-def _published(row: Row) -> list[str]:
+def _published(row: PublishedRow) -> list[str]:
     """Cells of a published row: raw targets, then logarithms."""
 
     def cell(name: str, *, wanted: bool) -> str:
@@ -294,4 +301,4 @@ def _panel(axes: Axes, record: Record, name: str, *, names: bool) -> str:
 
 
 FIGURES: dict[str, Callable[[Record], Drawing]] = {"uci": likelihoods}
-TABLES: dict[str, Callable[[Record], Table]] = {"uci": table, "uci-shared": shared_table}
+TABLES: dict[str, Callable[[Record], ShownTable]] = {"uci": table, "uci-shared": shared_table}

@@ -19,7 +19,7 @@ SETS = (
     "wine-quality-red",
     "yacht",
 )
-# In the paper's two own cells of each row targets are logarithms; see ``Row.log_targets``.
+# In the paper's two own cells of each row targets are logarithms; see ``PublishedRow.log_targets``.
 LOG_TARGETS = ("protein", "yacht")
 
 
@@ -30,7 +30,7 @@ class Cell(NamedTuple):
     bracket: float
 
 
-class Row(NamedTuple):
+class PublishedRow(NamedTuple):
     """A row of a published table.
 
     Attributes:
@@ -47,11 +47,11 @@ class Row(NamedTuple):
     log_targets: bool = False
 
 
-def _row(method: str, citation: str, text: str, *, log_targets: bool = False) -> Row:
+def _row(method: str, citation: str, text: str, *, log_targets: bool = False) -> PublishedRow:
     """A row from its text: mean and bracket of each set in turn."""
     numbers = [float(each) for each in text.split()]
     cells = [Cell(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
-    return Row(method, citation, dict(zip(SETS, cells, strict=True)), log_targets)
+    return PublishedRow(method, citation, dict(zip(SETS, cells, strict=True)), log_targets)
 
 
 # Table regression_main: what the paper compares itself with.

@@ -109,10 +109,10 @@ def test_evaluation_is_per_sample_and_training_as_the_label_says():
     for scale in SCALES:
         for part in OWN.parts[scale]:
             kind = part.label.split()[1]
-            held = part.settings["network"]["settings"]["covariance"]
+            covariance = part.settings["network"]["settings"]["covariance"]
             assert part.settings["covariance"] == KINDS[kind]
             # Where none is trained without correlations, those with them stand in.
-            assert held == KINDS[kind] or (scale == "quick" and held == "full")
+            assert covariance == KINDS[kind] or (scale == "quick" and covariance == "full")
         quick = {p.label: p.settings["network"]["settings"] for p in OWN.parts["quick"]}
         assert quick["mnist dMNN relu"]["covariance"] == "diagonal"
         for part in SHARED.parts[scale]:

@@ -107,7 +107,7 @@ def test_one_step_on_the_manifold_is_one_step_of_smuc(arbitrary):
     start = torch.cat([student.weights[0], student.biases[0][:, None]], 1)
     own = student.layers(x)[0].var[0]
     at = riemannian.onto_manifold(
-        riemannian.Scaled(start, torch.ones(4, dtype=DTYPE)),
+        riemannian.ScaledWeight(start, torch.ones(4, dtype=DTYPE)),
         target,
         student.input_cov,
         student.noise,

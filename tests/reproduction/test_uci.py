@@ -107,7 +107,7 @@ def test_many_jobs_come_back_in_their_order():
         assert torch.equal(list(nets[seed].children())[2].weight, start)
 
 
-def test_densities_are_those_of_a_gaussian_in_the_targets_units():
+def test_densities_are_those_of_a_gaussian_on_the_targets_scale():
     mean, var = torch.tensor([[1.0], [-2.0]]).double(), torch.tensor([[0.3], [4.0]]).double()
     y = torch.tensor([[1.5], [3.0]]).double()
     matrix = var[..., None]
@@ -120,10 +120,12 @@ def drawn(size):
     random = np.random.default_rng(0)
     variance, spread = random.gamma(2.0, 1.0, size), random.gamma(1.0, 0.5, size)
     mean = random.normal(size=size)
-    truth = uci_training.Calibration(0.5, 3.0, 0.2)
+    truth = uci_training.EnsembleCalibration(0.5, 3.0, 0.2)
     var = truth.own * variance + truth.spread * spread + truth.rest
     y = mean + np.sqrt(var) * random.normal(size=size)
-    out = uci_training.Prediction(*(torch.from_numpy(each) for each in (mean, variance, spread)))
+    out = uci_training.EnsemblePrediction(
+        *(torch.from_numpy(each) for each in (mean, variance, spread))
+    )
     return out, torch.from_numpy(y)[:, None], truth
 
 
@@ -138,7 +140,9 @@ def test_calibration_is_the_most_likely_one():
 
     def loss(logs):
         return (
-            -uci_training.densities(uci_training.Calibration(*np.exp(logs))(out), y).mean().item()
+            -uci_training.densities(uci_training.EnsembleCalibration(*np.exp(logs))(out), y)
+            .mean()
+            .item()
         )
 
     best = optimize.minimize(loss, np.zeros(3), method="Nelder-Mead", options={"maxiter": 2000})
@@ -147,7 +151,7 @@ def test_calibration_is_the_most_likely_one():
 
 def test_a_single_network_has_no_spread_to_scale():
     out, y, _ = drawn(300)
-    alone = uci_training.Prediction(out.mean, out.variance, torch.zeros_like(out.mean))
+    alone = uci_training.EnsemblePrediction(out.mean, out.variance, torch.zeros_like(out.mean))
     found = uci_training.calibrate(alone, y)
     assert found.spread == 0
     assert math.isfinite(found.own)
@@ -161,7 +165,7 @@ def test_targets_that_are_hit_exactly_leave_the_variance_of_rounding():
     miss = torch.from_numpy(random.normal(size=400))
     mean = torch.where(hit, y[:, 0], y[:, 0] + miss)
     spread = torch.where(hit, 0.0, torch.ones(400, dtype=torch.float64))
-    out = uci_training.Prediction(mean, torch.full_like(mean, 0.1), spread)
+    out = uci_training.EnsemblePrediction(mean, torch.full_like(mean, 0.1), spread)
     assert uci_training.calibrate(out, y).rest < 1e-6
     found = uci_training.calibrate(out, y, least=uci_training.rounding(y))
     assert found.rest + found.own * 0.1 == pytest.approx(1 / 12, rel=1e-3)
@@ -176,7 +180,7 @@ def test_an_ensemble_has_the_moments_of_a_draw_from_its_members():
         )
         for value in (1.0, 3.0)
     ]
-    found = uci_training.Prediction.of(members)
+    found = uci_training.EnsemblePrediction.of(members)
     expected = covary.uncertainty.calibration.combined(members)
     torch.testing.assert_close(found.mean, expected.mean[:, 0])
     torch.testing.assert_close(found.variance + found.spread, expected.variance[:, 0])
@@ -300,7 +304,7 @@ def test_targets_are_transformed_before_anything_else(small_set, targets, change
     np.testing.assert_allclose(found.y.numpy(), change(raw.y.numpy()))
 
 
-def test_waves_are_of_inputs_in_units_of_the_training_part():
+def test_waves_are_of_inputs_on_the_scale_of_the_training_part():
     x = np.random.default_rng(0).normal(3.0, 2.0, (9, 2))
     training, test = torch.from_numpy(x[:6]), torch.from_numpy(x[6:])
     z = (x[6:] - x[:6].mean(0)) / x[:6].std(0)

@@ -91,31 +91,31 @@ class Rescale(_Scaled):
         return Drawn(scale=self.scale, shift=self.shift)
 
 
-def before_units(net: nn.Module) -> tuple[list[nn.Module], Rescale | None]:
+def before_rescale(net: nn.Module) -> tuple[list[nn.Module], Rescale | None]:
     """The layers of a network without the one that gives outputs their scale, and that one.
 
     It is the last layer of an ``nn.Sequential``, or of one that is the last of another. Any other
-    module, a compiled one too, counts as one layer, without units.
+    module, a compiled one too, counts as one layer, without a scale.
     """
     layers = chain_of(net)
     if layers and net._compiled_call_impl is None:
-        before, units = before_units(layers.pop())
-        return [*layers, *before], units
+        before, rescale = before_rescale(layers.pop())
+        return [*layers, *before], rescale
     return ([], net) if isinstance(net, Rescale) else ([net], None)
 
 
-def units_of(net: nn.Module) -> Rescale | None:
-    """The layer that gives a network's outputs their units, also where the network is compiled."""
+def rescale_of(net: nn.Module) -> Rescale | None:
+    """The layer that gives a network's outputs their scale, also where the network is compiled."""
     last = _last_layer(net)
     return last if isinstance(last, Rescale) else None
 
 
-def check_units(net: nn.Module, loss: str) -> None:
+def check_rescale(net: nn.Module, loss: str) -> None:
     """Refuse a network that hides a ``Rescale`` where nobody can see if it is the last layer."""
     last = _last_layer(net)
-    if units_of(last) is None and any(isinstance(layer, Rescale) for layer in last.modules()):
+    if rescale_of(last) is None and any(isinstance(layer, Rescale) for layer in last.modules()):
         raise ValueError(
-            f"{loss} takes errors in the units before a network's last Rescale, and cannot see "
+            f"{loss} takes errors on the scale before a network's last Rescale, and cannot see "
             f"whether the one within {type(last).__name__} is the last layer. Give it an "
             "nn.Sequential that ends with the Rescale, or a network without one and standardised "
             "targets."

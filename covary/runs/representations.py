@@ -1,4 +1,4 @@
-"""How much each way of holding a covariance agrees with exact ones, and what it costs."""
+"""How much each way of storing a covariance agrees with exact ones, and what it costs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from covary.moments import Moments
 from covary.progress import Steps
 from covary.runs import costs
 from covary.runs.directory import Run
-from covary.runs.results import Agreement, Fidelity, Representation
+from covary.runs.results import FidelityResult, PartAgreement, Representation
 from covary.runs.tracking import known_or_measured, quietly
 from covary.stochastic.statistics import unshown
-from covary.uncertainty.fidelity import agreement, gathered
+from covary.uncertainty.agreement import agreement, gathered
 
 # Of which the fastest counts.
 _ROUNDS = 8
@@ -35,8 +35,8 @@ def measure_fidelity(
     batch_size: int = 128,
     seed: int = 0,
     progress: Steps | None = None,
-) -> Fidelity:
-    """Compare the ways to hold a run's covariance with exact ones, on inputs it was not trained on.
+) -> FidelityResult:
+    """Compare the ways to store a run's covariance with exact ones, on test and OOD inputs.
 
     Numbers are also written to ``fidelity.json`` in the run's folder, entropies of every sample to
     ``fidelity.npz``. If tracked covariances were never measured they are first, on training inputs,
@@ -61,7 +61,7 @@ def measure_fidelity(
     tracked = sorted(rows, key=lambda name: exact_units(name) or 0)
     kinds = ["full", *tracked, "shared", "diagonal"]
     entropies: dict[str, np.ndarray] = {}
-    agreements: dict[str, dict[str, Agreement]] = {kind: {} for kind in kinds}
+    agreements: dict[str, dict[str, PartAgreement]] = {kind: {} for kind in kinds}
     for part, x in ({"test": run.data.x_test} | others).items():
         # In random order: what a batch shares should not depend on how the data are sorted.
         order = np.random.default_rng(seed).permutation(len(x))[:samples]
@@ -70,14 +70,14 @@ def measure_fidelity(
         for kind in kinds:
             moments = _moments(with_covariance(net, kind), steps(batches, f"{part}, {kind}"))
             exact = moments if exact is None else exact  # the first kind is
-            agrees = Agreement(len(order), *agreement(exact, moments))
+            agrees = PartAgreement(len(order), *agreement(exact, moments))
             # The largest of several targets says nothing.
             agreements[kind][part] = agrees if run.classifies else replace(agrees, argmax=None)
             entropies[f"{part}/{kind}"] = moments.entropy().float().cpu().numpy()
     batch = run.data.x_test[:batch_size]
     times = _times_over_plain(net, kinds, batch, steps)
     memory = {kind: costs.peak_memory(run, kind, len(batch)) for kind in steps(kinds, "memory")}
-    return Fidelity(
+    return FidelityResult(
         batch=len(batch),
         parts=tuple(agreements[chosen]),
         representations=tuple(

@@ -44,11 +44,11 @@ def member_seed(seed: int, member: int) -> int:
     return int(np.random.SeedSequence((seed, member)).generate_state(1)[0])
 
 
-class Workshop:
+class TrainedNetworks:
     """Trains what methods ask for, once, in folders beside that of a run.
 
     All have the widths, rows, batches, budget and optimizer of the run, a trained moment neural
-    network, whose own covariance is held as ``covariance`` says. Networks of one seed and kind
+    network, whose own covariance is stored as ``covariance`` says. Networks of one seed and kind
     begin with the same weights as the run.
     """
 
@@ -127,12 +127,12 @@ class Workshop:
         """A network of this kind before training."""
         torch.manual_seed(member_seed(self.config.training.seed, member))
         fresh = self.config.model.build()
-        units = {
+        scales = {
             name: value
             for name, value in self.run.network().state_dict().items()
             if name.startswith(("standardize.", "rescale."))
         }
-        fresh.load_state_dict(units, strict=False)
+        fresh.load_state_dict(scales, strict=False)
         if kind == "smsc":
             return with_covariance(fresh, "full")
         dropout = self.settings.dropout if kind == "dropout" else self.config.model.dropout
