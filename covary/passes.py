@@ -20,10 +20,10 @@ from torch.utils import _pytree as pytree
 
 from covary import activations
 from covary.activations import MomentActivation
-from covary.covariance import Covariance, Full
+from covary.covariance import Full
 from covary.covariance.samples import Samples
 from covary.covariance.sweep import Pull, Swept, Tape
-from covary.covariance.terms import INPUT, CorrelatedTerm, IndependentTerm, Response, Term
+from covary.covariance.terms import INPUT, IndependentTerm, Response, Term
 from covary.linalg import summed_to
 from covary.moments import Moments
 from covary.nn.layers import mean_of_constant_variance
@@ -32,6 +32,7 @@ from covary.settings import covariance_grad, covariance_is_supervised, is_autoca
 from covary.sources import (
     NO_NOISE,
     GaussianNoise,
+    InputErrors,
     Plan,
     Positions,
     Source,
@@ -130,7 +131,7 @@ class Pass(ABC):
         value: Tensor,
         name: str,
         samples: Samples | None = None,
-        errors: Covariance | None = None,
+        errors: InputErrors | None = None,
     ) -> Varying:
         """A plain tensor that noise enters; without ``samples``, it lies as inputs do.
 
@@ -159,8 +160,11 @@ class Pass(ABC):
         def one(value: Any) -> Any:
             if isinstance(value, Moments):
                 # They have their batch in front, whatever inputs of the model have.
-                mean = value.mean.movedim(0, self._axis(value.mean))
-                return self.lift(mean, INPUT, errors=value.cov)
+                axis = self._axis(value.mean)
+                # The tape of another network would be swept again for each row.
+                is_swept = isinstance(value.cov, Swept)
+                cov = Full(value.cov.dense()) if is_swept else value.cov
+                return self.lift(value.mean.movedim(0, axis), INPUT, errors=InputErrors(cov, axis))
             if not isinstance(value, Tensor) or isinstance(value, Varying) or not value.dim():
                 return value
             if not value.is_floating_point():
@@ -171,6 +175,12 @@ class Pass(ABC):
         if has_errors(inputs):
             self.is_still = False
         return pytree.tree_map(one, inputs, is_leaf=lambda each: isinstance(each, Moments))
+
+    def _at_input(self, errors: InputErrors | None) -> list[Source]:
+        """The sources that enter an input: its own errors, noise and others."""
+        noise = self.plan.noise.at_input
+        own = [*([] if errors is None else [errors]), *([noise] if noise.sigma else [])]
+        return [*own, *self.plan.at(INPUT)]
 
     def enter(self, module: Located, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a module, whose path stands in the names of calls and in messages."""
@@ -464,7 +474,7 @@ class MomentPass(Pass):
         value: Tensor,
         name: str,
         samples: Samples | None = None,
-        errors: Covariance | None = None,
+        errors: InputErrors | None = None,
     ) -> Varying:
         """A plain tensor that the sources of the input enter, or of ``name``."""
         samples = samples or Samples.along(value, self._axis(value))
@@ -477,16 +487,10 @@ class MomentPass(Pass):
             )
         name = self.named(name) if name == INPUT else name
         value = value.clone()  # what the caller does with his tensor is his own
-        axis = self._axis(value)
-        self.tape.axes[name] = axis
+        self.tape.axes[name] = self._axis(value)
         var = value.new_zeros([1] * value.dim())
-        term: Term | None = None
-        if errors is not None:
-            term, var = _errors_of_input(name, samples, axis, errors, value)
-        node = self.tape.add((), lambda _: (), term)
-        for source in (self.plan.noise.at_input, *self.plan.at(INPUT)):
-            if source == NO_NOISE:
-                continue
+        node = self.tape.add((), lambda _: ())
+        for source in self._at_input(errors):
             term = source.term(name, samples, INPUT, value, var)
             node = self.tape.add((node,), lambda rows: (rows,), term)
             var = var + source.variance(value, var)
@@ -770,18 +774,13 @@ class DrawPass(Pass):
         value: Tensor,
         name: str,
         samples: Samples | None = None,
-        errors: Covariance | None = None,
+        errors: InputErrors | None = None,
     ) -> Varying:
         """A draw around a plain tensor."""
-        if errors is not None:
-            axis = self._axis(value)
-            front = value.movedim(axis, 0)
-            white = torch.empty_like(front.flatten(1)).normal_(generator=self.generator)
-            value = (front + errors.color(white).reshape(front.shape)).movedim(0, axis)
-        value = self.plan.noise.at_input.draw(value, self.generator)
-        for source in self.plan.at(INPUT):
-            value = source.draw(value, self.generator)
-        return self.wrapped(value)
+        drawn = value.clone()
+        for source in self._at_input(errors):
+            drawn = source.draw(drawn, self.generator)
+        return self.wrapped(drawn)
 
     def entered(self, x: Varying, source: Source) -> Varying:
         """A draw of the value with the source in it."""
@@ -846,20 +845,6 @@ def has_errors(inputs: Any) -> bool:
     """Whether any of these inputs has a covariance of its own."""
     found = pytree.tree_leaves(inputs, is_leaf=lambda each: isinstance(each, Moments))
     return any(isinstance(value, Moments) for value in found)
-
-
-def _errors_of_input(
-    name: str, samples: Samples, axis: int, errors: Covariance, value: Tensor
-) -> tuple[Term, Tensor]:
-    """The term of an input's errors, and the variance of each element, (1 | B, ...) at ``axis``."""
-    if isinstance(errors, Swept):  # its tape would be swept again for each row
-        errors = Full(errors.dense())
-    front = value.movedim(axis, 0).shape
-    flat = errors.variance
-    var = flat.reshape(len(flat), *front[1:]).movedim(0, axis)
-    if errors.is_diagonal:
-        return IndependentTerm(name, samples, INPUT, var=var), var
-    return CorrelatedTerm(name, samples, INPUT, cov=errors, axis=axis), var
 
 
 def _deviation(var: Tensor) -> Tensor:

@@ -5,7 +5,15 @@ draws take all of them from here, so that ``covary.verify`` checks each.
 """
 
 from covary.sources.plan import DropoutOption, NoiseOption, NoisePlan, Plan, SourceOption
-from covary.sources.source import NO_NOISE, DropoutMask, GaussianNoise, Relative, Rounding, Source
+from covary.sources.source import (
+    NO_NOISE,
+    DropoutMask,
+    GaussianNoise,
+    InputErrors,
+    Relative,
+    Rounding,
+    Source,
+)
 from covary.sources.weights import Positions, UncertainWeights, WeightTerm, kernel_of
 
 __all__ = [
@@ -13,6 +21,7 @@ __all__ = [
     "DropoutMask",
     "DropoutOption",
     "GaussianNoise",
+    "InputErrors",
     "NoiseOption",
     "NoisePlan",
     "Plan",

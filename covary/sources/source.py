@@ -11,8 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from covary.covariance import Covariance
 from covary.covariance.samples import Samples
-from covary.covariance.terms import DROPOUT, NOISE, IndependentTerm, MaskTerm, Term
+from covary.covariance.terms import DROPOUT, NOISE, CorrelatedTerm, IndependentTerm, MaskTerm, Term
 
 
 def check_number(source: str, what: str, value: object) -> None:
@@ -66,6 +67,34 @@ class GaussianNoise(Source):
 
 
 NO_NOISE = GaussianNoise(0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class InputErrors(Source):
+    """Errors of an input that has a covariance of its own: adds that covariance.
+
+    Attributes:
+        cov: (1 | B, n, n) of a sample's n elements.
+        axis: which dimension of the input is the batch.
+    """
+
+    cov: Covariance
+    axis: int
+
+    def variance(self, mean: Tensor, var: Tensor) -> Tensor:
+        event = mean.movedim(self.axis, 0).shape[1:]
+        flat = self.cov.variance
+        return flat.reshape(len(flat), *event).movedim(0, self.axis)
+
+    def draw(self, value: Tensor, generator: torch.Generator) -> Tensor:
+        front = value.movedim(self.axis, 0)
+        white = torch.empty_like(front.flatten(1)).normal_(generator=generator)
+        return (front + self.cov.color(white).reshape(front.shape)).movedim(0, self.axis)
+
+    def term(self, name: str, samples: Samples, kind: str, mean: Tensor, var: Tensor) -> Term:
+        if self.cov.is_diagonal:
+            return super().term(name, samples, kind, mean, var)
+        return CorrelatedTerm(name, samples, kind, cov=self.cov, axis=self.axis)
 
 
 @dataclass(frozen=True)
