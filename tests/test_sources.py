@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import covary
+from covary.covariance import Full, LowRank
 from covary.nn.fidelity import TrackingWarning
-from covary.sources import DropoutMask, GaussianNoise, Relative, Rounding
+from covary.sources import DropoutMask, GaussianNoise, InputErrors, Relative, Rounding
+from covary.testing import SourceContract
 
 pytestmark = pytest.mark.filterwarnings("ignore::covary.nn.fidelity.TrackingWarning")
 B, N = 4, 6
@@ -54,6 +56,17 @@ def agrees(net: Any, x: Any, within: float, train: Any = None) -> None:
     covary.track(net, inputs() if train is None else train, progress=False)
     found = covary.verify(net, x, draws=6400, progress=False)
     assert found.variance.value < within + 2 * found.variance.bar, str(found)
+
+
+class TestSource(SourceContract):
+    cases: ClassVar = {
+        "noise": GaussianNoise(0.3),
+        "relative": Relative(0.2),
+        "rounding": Rounding(0.5),
+        "dropout": DropoutMask(0.3),
+        "errors": InputErrors(Full(None, torch.rand(2, 5).double()), 0),
+        "correlated errors": InputErrors(LowRank(torch.rand(1, 5, 2).double()), 0),
+    }
 
 
 SOURCES = {

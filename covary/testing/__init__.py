@@ -1,4 +1,4 @@
-"""Contracts as test classes: run them on a covariance, activation, rule or score of your own.
+"""Contracts as test classes: run them on an activation, covariance, rule ... of your own.
 
 Subclass a contract in a test file, name the class ``Test...``, give it cases, and run pytest:
 
@@ -13,6 +13,7 @@ from covary.testing.contract import Contract
 from covary.testing.covariances import CovarianceContract
 from covary.testing.rules import RuleContract
 from covary.testing.scores import ScoreContract
+from covary.testing.sources import SourceContract
 
 __all__ = [
     "ActivationContract",
@@ -20,4 +21,5 @@ __all__ = [
     "CovarianceContract",
     "RuleContract",
     "ScoreContract",
+    "SourceContract",
 ]
