@@ -389,6 +389,60 @@ def sampling_cost() -> str:
     )
 
 
+def flips() -> str:
+    found = load("flips")
+    draws, rows = found["draws"], []
+    for sigma, row in found["noise"].items():
+        for kind, each in row["covariances"].items():
+            off = each["decision without noise"]
+            rows.append(
+                [
+                    f"noise {sigma}, {kind}",
+                    f"{found['over plain'][kind]:.1f}",
+                    *(f"{off[key]:.3f}" for key in ("average", "largest")),
+                    f"{off['bias']:+.3f}",
+                    f"{off['rank']:.3f}",
+                    f"{each['draws of the same error']:,}",
+                    f"{each['decision of the mean']['average']:.3f}",
+                ]
+            )
+        passes = f"{draws * found['over plain']['one draw']:,.0f}"
+        own = f"{row['error of the draws']:.3f}"
+        rows.append([f"noise {sigma}, {draws:,} draws", passes, own, *[""] * 5])
+    return markdown(
+        [
+            "noise, covariance",
+            "plain passes",
+            "difference, average",
+            "largest",
+            "bias",
+            "rank",
+            "draws of the same error",
+            "decision of the mean, average",
+        ],
+        rows,
+    )
+
+
+def flip_causes() -> str:
+    noise = load("flips")["noise"]
+    ways = {"formula": "formula", "Gaussian": "draws of the Gaussian"}
+    return markdown(
+        ["bias", *(f"noise {sigma}, {way}" for sigma in noise for way in ways.values())],
+        [
+            [
+                cause,
+                *(
+                    f"{row['causes'][cause][way]['bias']:+.3f}"
+                    for row in noise.values()
+                    for way in ways
+                ),
+            ]
+            for cause in next(iter(noise.values()))["causes"]
+        ],
+    )
+
+
 def all_scores() -> str:
     return markdown(
         ["score", "what it is", "", "looks at"],
@@ -420,6 +474,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "pretrained separation": tables_networks.pretrained_separation,
     "molecules": tables_networks.molecules,
     "sampling cost": sampling_cost,
+    "flips": flips,
+    "flip causes": flip_causes,
     "uci": uci,
     "attacks": attacks,
     "awareness": awareness,

@@ -80,7 +80,9 @@ def lead(out: covary.Moments) -> covary.Moments:
     return out.project(torch.zeros_like(out.mean).scatter(1, best, signs)[:, None, :])
 
 
-def medians(ways: dict[str, Callable[[], Any]]) -> dict[str, float]:
+def medians(
+    ways: dict[str, Callable[[], Any]], clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """Seconds of a pass, the median of many that take turns; slow ways take fewer turns."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(PASSES):
@@ -88,9 +90,9 @@ def medians(ways: dict[str, Callable[[], Any]]) -> dict[str, float]:
             if sum(seconds[name]) > SECONDS_AT_MOST and turn >= ROUNDS:
                 continue
             one_pass()  # what the pass of another way left in the cache is not its own
-            before = time.perf_counter()
+            before = clock()
             one_pass()
-            seconds[name].append(time.perf_counter() - before)
+            seconds[name].append(clock() - before)
     return {name: statistics.median(found) for name, found in seconds.items()}
 
 

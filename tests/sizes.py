@@ -16,7 +16,7 @@ CORE = ("activations", "covariance", "nn", "rules", "sources")
 # kind -> an ordinary one, and in how many files it should stand at most
 ADDITIONS = {
     "moment activation": ("mish", 2),
-    "score": ("change_probability", 1),
+    "score": ("predictive_entropy", 1),
     "metric": ("brier", 1),
     "data set": ("cifar100", 1),
     "option of a covariance": ("exact_width", 4),

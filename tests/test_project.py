@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks import (
     converted,
+    flips,
     lif,
     parity,
     replicas,
@@ -236,6 +237,7 @@ def test_stored_measurements_keep_the_promises():
     assert uncertainty.broken_promises(results.load("uncertainty")) == []
     assert lif.broken_promises(results.load("lif")) == []
     assert spiking.broken_promises(results.load("spiking")) == []
+    assert flips.broken_promises(results.load("flips")) == []
     for row in results.load("replicas"):
         assert row["times faster"] >= replicas.LEAST_TIMES_FASTER
         assert max(row["difference of means"], row["difference of stddevs"]) < 1e-4

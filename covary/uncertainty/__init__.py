@@ -1,6 +1,6 @@
-"""Scores of single samples, metrics of data sets, calibration, and the fitted score."""
+"""Scores of single samples, metrics of data sets, calibration, changed decisions, fitted score."""
 
-from covary.uncertainty import calibration, metrics, scores
+from covary.uncertainty import calibration, changes, metrics, scores
 from covary.uncertainty.fitted import FittedScore, fit
 
-__all__ = ["FittedScore", "calibration", "fit", "metrics", "scores"]
+__all__ = ["FittedScore", "calibration", "changes", "fit", "metrics", "scores"]
