@@ -34,7 +34,7 @@ from covary.models import plain
 from covary.nn.fidelity import TrackingWarning
 from covary.training.batches import shuffled
 from covary.uncertainty import changes
-from covary.uncertainty.fidelity import gathered
+from covary.uncertainty.agreement import gathered
 from covary.uncertainty.metrics import rank_correlation
 from covary.uncertainty.scores import change_probability
 

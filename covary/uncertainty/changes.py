@@ -38,7 +38,7 @@ def bent(net: nn.Module, x: Tensor, noise: float, *, decision: Tensor | None = N
     Args:
         net: gives moments of logits for inputs (B, ...), in evaluation mode.
         x: inputs (B, ...) of real numbers.
-        noise: standard deviation of the input's noise that is in the network, in units of x.
+        noise: standard deviation of the input's noise that is in the network, on the scale of x.
         decision: (B,) the class of each sample, by default that of the largest mean.
     """
     if not x.is_floating_point():
