@@ -98,7 +98,7 @@ def mnist() -> dict[str, Any]:
         ood=MNIST_FOREIGN,
         seeds=SEEDS,
         covariance="full",  # as the stored table says
-        resume=True,
+        existing="resume",
         say=lambda sentence: print(sentence, flush=True),
     ).to_json()
     runs = [Run(folder / f"seed-{seed}" / "mnn") for seed in SEEDS]

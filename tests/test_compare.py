@@ -73,7 +73,8 @@ def untrained(monkeypatch):
 
 
 def again(out: Path, data: str = "digits", **more: Any) -> Comparison:
-    known: dict[str, Any] = {"seeds": (0, 1), "chosen": TINY, "settings": QUICK, "resume": True}
+    known: dict[str, Any] = {"seeds": (0, 1), "chosen": TINY, "settings": QUICK}
+    known["existing"] = "resume"
     return compare(DataConfig(name=data), out=out, **known | more)
 
 
@@ -291,7 +292,7 @@ def test_networks_begin_with_the_weights_of_the_run(classified):
 def test_another_comparison_is_not_touched(classified, tmp_path):
     out, _ = classified
     with pytest.raises(RunError, match="holds a comparison already"):
-        again(out, resume=False)
+        again(out, existing="refuse")
     with pytest.raises(RunError, match="another choice of epochs: "):
         again(out, chosen=TINY | {"epochs": 2})
     with pytest.raises(RunError, match="another choice of members"):
@@ -335,7 +336,7 @@ def test_what_cannot_be_done_replaces_nothing(classified):
     out, _ = classified
     before = sorted(out.rglob("*"))
     with pytest.raises(ValueError, match="Unknown schedule"):
-        again(out, chosen=TINY | {"schedule": "slow"}, resume=False, overwrite=True)
+        again(out, chosen=TINY | {"schedule": "slow"}, existing="overwrite")
     assert sorted(out.rglob("*")) == before
 
 

@@ -97,7 +97,7 @@ def compare(
     - `covary compare houses.csv --target price --missing mean --resume`
     """
     with common.wrong_use():
-        options.check_existing(resume=resume, overwrite=overwrite)
+        existing = options.existing_of(resume=resume, overwrite=overwrite)
         check_methods(_listed(methods))
         data_config = options.data_config(data, chosen)
         settings = CompareConfig(**taken(CompareConfig, chosen))
@@ -112,8 +112,7 @@ def compare(
         chosen=chosen,
         settings=settings,
         data_dir=data_dir,
-        resume=resume,
-        overwrite=overwrite,
+        existing=existing,
         say=say,
         display=Silent if as_json else lambda: terminal_or_lines(common.voice),
     )

@@ -60,7 +60,7 @@ def train(
     """
     with common.wrong_use():
         devices = DeviceConfig(**taken(DeviceConfig, chosen))
-        options.check_existing(resume=resume, overwrite=overwrite)
+        existing = options.existing_of(resume=resume, overwrite=overwrite)
         of_data = options.data_config(data, chosen)
     if chosen["trunk_from"] is not None:
         chosen["trunk"] = chosen["trunk"] or Run(chosen["trunk_from"]).config.model.trunk or None
@@ -89,7 +89,7 @@ def train(
         dataset,
         run,
         schema=schema,
-        existing="resume" if resume else "overwrite" if overwrite else "refuse",
+        existing=existing,
         display=Silent() if as_json else terminal_or_lines(common.voice),
         devices=devices,
     )

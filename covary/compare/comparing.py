@@ -60,8 +60,7 @@ def compare(
     chosen: Mapping[str, Any] | None = None,
     settings: CompareConfig | None = None,
     data_dir: str | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
+    existing: Existing = "refuse",
     say: Say = lambda _sentence: None,
     display: Callable[[], Display] = Silent,
 ) -> Comparison:
@@ -70,7 +69,7 @@ def compare(
     All networks have the same widths, rows, batches, optimizer and number of epochs. What a method
     needs beyond that (a temperature, a constant variance, a prior) is fitted on the run's held-out
     rows. Results go to ``compare.json`` in the folder; each method's numbers for a seed are kept as
-    soon as they are there, each network when it is trained, and go on from there with ``resume``.
+    soon as they are there, each network when it is trained, and ``"resume"`` goes on from there.
 
     Args:
         data: which data.
@@ -84,8 +83,8 @@ def compare(
         chosen: settings of the network and of training, as in ``covary.runs.training.resolve``.
         settings: of the methods compared with.
         data_dir: where data are looked for first.
-        resume: go on with the comparison in the folder.
-        overwrite: replace the comparison in the folder.
+        existing: what to do with a comparison that is in the folder: ``"refuse"`` to touch it,
+            ``"resume"`` it where it stopped, or ``"overwrite"`` it.
         say: told what is being done.
         display: makes what shows a training's progress.
     """
@@ -99,7 +98,7 @@ def compare(
         work = _prepared(data, {**chosen, "seed": seed}, methods, covariance, ood, data_dir)
         if seed == seeds[0]:
             # Not earlier: a folder begun with a wrong choice would refuse the right one.
-            _make_folder(out, data, chosen, settings, resume=resume, overwrite=overwrite)
+            _make_folder(out, data, chosen, settings, existing)
         run = Run(out / f"seed-{seed}" / "mnn", data_dir=data_dir)
         _train(work, run, say, display())
         shop = Workshop(
@@ -180,21 +179,19 @@ def _make_folder(
     data: DataConfig,
     chosen: Mapping[str, Any],
     settings: CompareConfig,
-    *,
-    resume: bool,
-    overwrite: bool,
+    existing: Existing,
 ) -> None:
     """Make the folder, or refuse to touch the comparison that is there."""
     path = folder / SETTINGS
     given = {key: value for key, value in chosen.items() if value is not None}
     # By way of JSON, so that what is read back is the same.
     now = json.loads(json.dumps({"data": asdict(data), "chosen": given} | asdict(settings)))
-    if path.exists() and not overwrite:
-        if not resume:
-            raise RunError(
-                f"{folder} holds a comparison already. Go on with it (--resume), replace it "
-                "(--overwrite) or choose another folder (--out)."
-            )
+    if path.exists() and existing == "refuse":
+        raise RunError(
+            f"{folder} holds a comparison already. Go on with it (--resume), replace it "
+            "(--overwrite) or choose another folder (--out)."
+        )
+    if path.exists() and existing == "resume":
         before = read_json(path)
         different = list(_differences(before, now))
         if different:
