@@ -63,7 +63,7 @@ def epochs() -> dict[str, float]:
     for _ in range(ROUNDS):
         for kind in KINDS:
             (row,) = fit(objective(kind), data, config)
-            times[kind].append(row["seconds"])
+            times[kind].append(row.seconds)
     return {kind: min(seconds) / min(times["plain"]) for kind, seconds in times.items()}
 
 
@@ -97,7 +97,7 @@ def overhead(kind: str) -> float:
             timed(torch.optim.Adam, "step", spent),
         ):
             (row,) = fit(loss, data, TrainingConfig(epochs=1))
-        found.append(1 - spent[0] / row["seconds"])
+        found.append(1 - spent[0] / row.seconds)
     return float(np.median(found))
 
 

@@ -143,8 +143,7 @@ class Workshop:
             run = Run(self.folder / f"{values['name']}-{seed}")
             # Epoch by epoch: a training that was cut short and went on has no other sum.
             if run.metrics_path.exists():
-                rows = [row for row in log.read(run.metrics_path) if row["kind"] == "epoch"]
-                found[run.path.name] = float(sum(row["seconds"] for row in rows))
+                found[run.path.name] = sum((row.seconds for row in log.read(run.metrics_path)), 0.0)
         return found
 
     def weights(self, settings: Mapping[str, Any], seed: int) -> dict[str, str]:

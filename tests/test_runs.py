@@ -282,7 +282,7 @@ def test_double_precision_and_augmentation(tmp_path):
     dataset, _ = load_data(config)
     run = Run(tmp_path)
     history = train(resolve(config, dataset, QUICK | {"precision": "64-true"}), dataset, run)
-    assert history[-1]["loss"] < history[0]["loss"]
+    assert history[-1].loss < history[0].loss
     moons = DataConfig(name="two-moons", augment=True)
     dataset, _ = load_data(moons)
     with pytest.raises(DataError, match="for images"):

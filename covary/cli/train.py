@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,7 +18,7 @@ from covary.runs.samples import load_data, validation_rows
 from covary.runs.tracking import summary
 from covary.runs.training import resolve
 from covary.runs.training import train as train_run
-from covary.training import Silent, TrainingConfig, terminal_or_lines
+from covary.training import Epoch, Silent, TrainingConfig, terminal_or_lines
 
 _SECTIONS = (ModelConfig, TrainingConfig, DataConfig, RunConfig, DeviceConfig)
 
@@ -109,11 +109,12 @@ def _plan(config: RunConfig, dataset: Dataset, run: Run) -> str:
     )
 
 
-def _show_trained(run: Run, config: RunConfig, history: list[Any], *, as_json: bool) -> None:
+def _show_trained(run: Run, config: RunConfig, history: list[Epoch], *, as_json: bool) -> None:
     measured = run.tracking if class_name(config.model.covariance) == "tracked" else None
     if as_json:
         rows = None if measured is None else [row._asdict() for row in measured.rows]
-        result = {"run": str(run.path), "config": asdict(config), "epochs": history}
+        epochs = [epoch.to_json() for epoch in history]
+        result = {"run": str(run.path), "config": asdict(config), "epochs": epochs}
         common.show_json(result | {"fidelity": rows})
         return
     if not history:

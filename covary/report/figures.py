@@ -14,6 +14,7 @@ from covary.report.reading import Part, Results
 from covary.report.refusing import Curve
 from covary.report.words import number, percent, short
 from covary.runs.predictions import Array
+from covary.training import Epoch
 from covary.uncertainty import metrics
 
 LEVELS = (0.5, 0.9, 0.95)
@@ -64,7 +65,7 @@ def groups(results: Results) -> list[Group]:
 
 def histories(results: Results) -> list[draw.Drawing]:
     """Loss, accuracy or error, and entropy through training, as far as they were recorded."""
-    recorded = {key for row in results.run.history for key in row if row[key] is not None}
+    recorded = {key for row in results.run.history for key in _shown(row)}
     return [
         _history(results, name)
         for name in _HISTORIES
@@ -72,19 +73,25 @@ def histories(results: Results) -> list[draw.Drawing]:
     ]
 
 
+def _shown(row: Epoch) -> dict[str, float]:
+    """The numbers of an epoch that are defined, by name."""
+    numbers = {"loss": row.loss, **row.measured}
+    return {key: value for key, value in numbers.items() if not np.isnan(value)}
+
+
 @draw.house_style()
 def _history(results: Results, name: str) -> draw.Drawing:
     (axes,) = draw.canvas()
-    ends = []
+    ends, history = [], results.run.history
     for column, (label, colour, dash) in _COLUMNS.items():
         key = column.format(name)
-        rows = [row for row in results.run.history if row.get(key) is not None]
-        if rows:
-            epochs, values = ([float(row[what] or 0) for row in rows] for what in ("epoch", key))
-            marker = "o" if len(rows) < 12 else ""
+        points = {row.epoch: _shown(row)[key] for row in history if key in _shown(row)}
+        if points:
+            epochs, values = list(points), list(points.values())
+            marker = "o" if len(points) < 12 else ""
             axes.plot(epochs, values, dash, color=colour, label=label, marker=marker, ms=4)
             ends.append(f"{label} {number(values[0])} to {number(values[-1])}")
-    first, last = (int(results.run.history[i]["epoch"] or 0) for i in (0, -1))
+    first, last = history[0].epoch, history[-1].epoch
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if last - first < 3:  # where the locator would put fractions of an epoch
         axes.set(xticks=range(first, last + 1), xlim=(first - 0.5, last + 0.5))

@@ -161,7 +161,7 @@ def train(
     existing: Existing = "refuse",
     devices: DeviceConfig | None = None,
     display: training.Display | None = None,
-) -> list[dict[str, Any]]:
+) -> list[training.Epoch]:
     """Train the network of a configuration on its data and keep everything in the run's folder.
 
     Args:
@@ -289,7 +289,7 @@ def _objective(net: nn.Module, config: RunConfig) -> nn.Module:
 
 def _validation(
     objective: nn.Module, dataset: Dataset, rows: Tensor, config: RunConfig, device: torch.device
-) -> Callable[[], dict[str, Any]] | None:
+) -> Callable[[], dict[str, float]] | None:
     """What is measured on held-out rows after each epoch; of classes, entropies too."""
     if len(rows) == 0:
         return None
@@ -297,7 +297,7 @@ def _validation(
 
     @torch.no_grad()
     @tracking.quietly()  # how well tracked covariances agree is measured when training is over
-    def validate() -> dict[str, Any]:
+    def validate() -> dict[str, float]:
         per_sample.eval()
         total = torch.zeros(2, dtype=torch.float64)
         for some in torch.split(rows, config.training.batch_size):
