@@ -30,13 +30,13 @@ from covary.compare.methods import rows_of
 from covary.compare.workshop import Workshop, member_seed
 from covary.data import DataError
 from covary.files import FileError
-from covary.runs import DataConfig, Run, RunError
+from covary.runs import Choices, DataConfig, Run, RunError
 from covary.runs.results import TrackedFidelity
 from covary.runs.training import resolve
 from covary.training import Silent
 
 QUICK = CompareConfig(members=2, samples=3, attacked=30)
-TINY = {"hidden": (8,), "epochs": 1, "batch_size": 128}
+TINY = Choices(hidden=(8,), epochs=1, batch_size=128)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -294,7 +294,7 @@ def test_another_comparison_is_not_touched(classified, tmp_path):
     with pytest.raises(RunError, match="holds a comparison already"):
         again(out, existing="refuse")
     with pytest.raises(RunError, match="another choice of epochs: "):
-        again(out, chosen=TINY | {"epochs": 2})
+        again(out, chosen=replace(TINY, epochs=2))
     with pytest.raises(RunError, match="another choice of members"):
         again(out, settings=CompareConfig(members=3, samples=3, attacked=30))
     (tmp_path / "mine.txt").write_text("")
@@ -316,9 +316,9 @@ def test_what_cannot_be_done_is_said_before_training(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="no data set 'digit'"):
         again(tmp_path / "a", ood=("digit",))
     with pytest.raises(ValueError, match="Unknown schedule 'slow'"):
-        again(tmp_path / "a", chosen=TINY | {"schedule": "slow"})
+        again(tmp_path / "a", chosen=replace(TINY, schedule="slow"))
     with pytest.raises(ValueError, match=r"rel.*relu"):
-        again(tmp_path / "a", chosen=TINY | {"activation": "rel"})
+        again(tmp_path / "a", chosen=replace(TINY, activation="rel"))
     with pytest.raises(ValueError, match=r"10 held-out rows.* makes 9 of 898.*--validation"):
         compare(DataConfig(name="digits", validation=0.01), out=tmp_path / "a")
     with pytest.raises(ValueError, match="Unknown method 'smsc'; for classification"):
@@ -336,7 +336,7 @@ def test_what_cannot_be_done_replaces_nothing(classified):
     out, _ = classified
     before = sorted(out.rglob("*"))
     with pytest.raises(ValueError, match="Unknown schedule"):
-        again(out, chosen=TINY | {"schedule": "slow"}, existing="overwrite")
+        again(out, chosen=replace(TINY, schedule="slow"), existing="overwrite")
     assert sorted(out.rglob("*")) == before
 
 
@@ -382,7 +382,7 @@ def test_a_step_is_compared_with_relu(tmp_path):
     run = Run(tmp_path)
     data = DataConfig(name="digits")
     dataset, _ = runs.samples.load_data(data)
-    config = resolve(data, dataset, TINY | {"activation": "heaviside"})
+    config = resolve(data, dataset, replace(TINY, activation="heaviside"))
     run.config_path.write_text(config.to_toml())
     run.save_network(config.model.build())
     shop = Workshop(run, dataset, QUICK, covariance="full", say=print, display=Silent)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from covary import runs
 from covary.cli import app
 from covary.report import page
-from covary.runs import DataConfig, Run, costs
+from covary.runs import Choices, DataConfig, Run, costs
 from covary.runs.samples import load_data
 from covary.runs.training import resolve, train
 from covary.training import StoppedError
@@ -173,7 +173,7 @@ def trained(folder: Path, *, hidden: tuple[int, ...] = (6, 4)) -> Run:
     config = DataConfig(name=str(table), target=("y",), validation=0.2)
     dataset, schema = load_data(config)
     run = Run(folder / "-".join(map(str, hidden)))
-    chosen = {"epochs": 2, "hidden": hidden}
+    chosen = Choices(epochs=2, hidden=hidden)
     train(resolve(config, dataset, chosen), dataset, run, schema=schema)
     runs.measure_fidelity(run, samples=8)
     runs.evaluate(run, ood=[str(folder / "other.csv")])

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import covary
 from covary.cli import app
-from covary.runs import DataConfig, Run, RunError, calibrate, evaluate, uncertainty_of
+from covary.runs import Choices, DataConfig, Run, RunError, calibrate, evaluate, uncertainty_of
 from covary.runs.samples import load_data, validation_rows
 from covary.runs.training import resolve, train
 from covary.uncertainty import FittedScore, fit, metrics
@@ -193,7 +193,7 @@ def digits(tmp_path_factory):
     config = DataConfig(name="digits", validation=0.3)
     dataset, _ = load_data(config)
     run = Run(tmp_path_factory.mktemp("runs") / "digits")
-    chosen = {"epochs": 8, "hidden": (24, 12), "activation": "relu"}
+    chosen = Choices(epochs=8, hidden=(24, 12), activation="relu")
     train(resolve(config, dataset, chosen), dataset, run)
     return run
 
@@ -285,7 +285,7 @@ def test_a_run_without_held_out_data(tmp_path):
     config = DataConfig(name="digits", validation=0.0)
     dataset, _ = load_data(config)
     run = Run(tmp_path / "digits")
-    train(resolve(config, dataset, {"epochs": 1, "hidden": (8,)}), dataset, run)
+    train(resolve(config, dataset, Choices(epochs=1, hidden=(8,))), dataset, run)
     found = evaluate(run)
     assert found.calibration is None
     assert "fitted" not in found.scores["test"]
@@ -300,7 +300,7 @@ def test_a_run_of_regression(tmp_path):
     config = DataConfig(name="yacht", validation=0.3)
     dataset, _ = load_data(config)
     run = Run(tmp_path / "yacht")
-    train(resolve(config, dataset, {"epochs": 40}), dataset, run)
+    train(resolve(config, dataset, Choices(epochs=40)), dataset, run)
     found = evaluate(run)
     before, after = found.parts["test"], found.calibration.test
     assert found.calibration.kind == "variance"

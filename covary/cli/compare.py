@@ -14,7 +14,7 @@ from covary.compare import CompareConfig, Comparison, Summary, method_names
 from covary.compare import compare as compare_methods
 from covary.compare.groups import check_methods
 from covary.compare.methods import ood_key
-from covary.runs.config import PER_SAMPLE_HELP, DataConfig, ModelConfig
+from covary.runs.config import PER_SAMPLE_HELP, Choices, DataConfig, ModelConfig
 from covary.training import Silent, TrainingConfig, terminal_or_lines
 from covary.uncertainty.metrics import METRICS
 from covary.uncertainty.scores import about
@@ -109,7 +109,7 @@ def compare(
         seeds=common.seeds(seeds, "--seeds"),
         methods=_listed(methods),
         covariance=covariance,
-        chosen=chosen,
+        chosen=Choices(**chosen),
         settings=settings,
         data_dir=data_dir,
         existing=existing,

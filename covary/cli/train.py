@@ -13,7 +13,7 @@ from covary.cli.common import DataDir, Debug, Json, Seed, reported, say
 from covary.cli.options import Chosen, configured, taken
 from covary.covariance import class_name
 from covary.data import Dataset
-from covary.runs import DataConfig, DeviceConfig, ModelConfig, Run, RunConfig
+from covary.runs import Choices, DataConfig, DeviceConfig, ModelConfig, Run, RunConfig
 from covary.runs.samples import load_data, validation_rows
 from covary.runs.tracking import summary
 from covary.runs.training import resolve
@@ -67,7 +67,7 @@ def train(
         chosen["trunk_from"] = str(Path(chosen["trunk_from"]).resolve())
     dataset, schema = load_data(of_data, data_dir=data_dir, seed=seed)
     with common.wrong_use():
-        config = resolve(of_data, dataset, {**chosen, "seed": seed})
+        config = resolve(of_data, dataset, Choices(**chosen, seed=seed))
         config.model.build()
         late = [epoch for epoch in devices.keep if not 1 <= epoch <= config.training.epochs]
         if late:

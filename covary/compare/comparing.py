@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from covary.compare.workshop import KINDS, Workshop
 from covary.data import Dataset, Schema
 from covary.files import read_json, write_json
 from covary.runs import costs
-from covary.runs.config import DataConfig, RunConfig, check_covariance
+from covary.runs.config import Choices, DataConfig, RunConfig, check_covariance
 from covary.runs.directory import Run, RunError, environment
 from covary.runs.records import decoded, to_json
 from covary.runs.samples import load_data, ood_sets, validation_rows
@@ -57,7 +57,7 @@ def compare(
     seeds: Sequence[int] = (0,),
     methods: Sequence[str] = (),
     covariance: str = "tracked",
-    chosen: Mapping[str, Any] | None = None,
+    chosen: Choices | None = None,
     settings: CompareConfig | None = None,
     data_dir: str | None = None,
     existing: Existing = "refuse",
@@ -80,7 +80,7 @@ def compare(
             None given: all.
         covariance: how the moment network holds its own where it is measured: ``"tracked"``,
             ``"full"`` (exact, and dear in wide networks) or ``"diagonal"``.
-        chosen: settings of the network and of training, as in ``covary.runs.training.resolve``.
+        chosen: settings of the network and of training; those of the data's preset for the rest.
         settings: of the methods compared with.
         data_dir: where data are looked for first.
         existing: what to do with a comparison that is in the folder: ``"refuse"`` to touch it,
@@ -89,13 +89,13 @@ def compare(
         display: makes what shows a training's progress.
     """
     started = datetime.now(timezone.utc)
-    settings, chosen = settings or CompareConfig(), chosen or {}
+    settings, chosen = settings or CompareConfig(), chosen or Choices()
     if not seeds or len(set(seeds)) != len(seeds):
         raise ValueError(f"A comparison needs seeds, each once; got {list(seeds)}.")
     per_seed: dict[int, dict[str, GroupScores]] = {}
     notes: list[str] = []
     for seed in seeds:
-        work = _prepared(data, {**chosen, "seed": seed}, methods, covariance, ood, data_dir)
+        work = _prepared(data, replace(chosen, seed=seed), methods, covariance, ood, data_dir)
         if seed == seeds[0]:
             # Not earlier: a folder begun with a wrong choice would refuse the right one.
             _make_folder(out, data, chosen, settings, existing)
@@ -141,16 +141,16 @@ class _Work(NamedTuple):
 
 def _prepared(
     data: DataConfig,
-    chosen: Mapping[str, Any],
+    chosen: Choices,
     methods: Sequence[str],
     covariance: str,
     ood: Sequence[str],
     data_dir: str | None,
 ) -> _Work:
     """All that can be known before hours of training; what cannot be done is said now."""
-    seed = chosen["seed"]
+    seed = chosen.seed or 0
     dataset, schema = load_data(data, data_dir=data_dir, seed=seed)
-    config = resolve(data, dataset, dict(chosen))
+    config = resolve(data, dataset, chosen)
     wanted = groups(config.model.task, methods)
     check_covariance(covariance)
     others, news = ood_sets(config.data, schema, dataset, ood, data_dir=data_dir, seed=seed)
@@ -177,15 +177,15 @@ def _train(work: _Work, run: Run, say: Say, display: Display) -> None:
 def _make_folder(
     folder: Path,
     data: DataConfig,
-    chosen: Mapping[str, Any],
+    chosen: Choices,
     settings: CompareConfig,
     existing: Existing,
 ) -> None:
     """Make the folder, or refuse to touch the comparison that is there."""
     path = folder / SETTINGS
-    given = {key: value for key, value in chosen.items() if value is not None}
     # By way of JSON, so that what is read back is the same.
-    now = json.loads(json.dumps({"data": asdict(data), "chosen": given} | asdict(settings)))
+    parts = {"data": asdict(data), "chosen": chosen.given()}
+    now = json.loads(json.dumps(parts | asdict(settings)))
     if path.exists() and existing == "refuse":
         raise RunError(
             f"{folder} holds a comparison already. Go on with it (--resume), replace it "
