@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from covary.attacks import fgsm
 from covary.compare.comparison import (
+    Begun,
     CompareConfig,
     Comparison,
     Costs,
@@ -98,7 +98,8 @@ def compare(
         work = _prepared(data, replace(chosen, seed=seed), methods, covariance, ood, data_dir)
         if seed == seeds[0]:
             # Not earlier: a folder begun with a wrong choice would refuse the right one.
-            _make_folder(out, data, chosen, settings, existing)
+            begun = Begun(data=data, chosen=chosen, **vars(settings))
+            _make_folder(out, begun, existing)
         run = Run(out / f"seed-{seed}" / "mnn", data_dir=data_dir)
         _train(work, run, say, display())
         shop = Workshop(
@@ -168,55 +169,40 @@ def _prepared(
 
 def _train(work: _Work, run: Run, say: Say, display: Display) -> None:
     """Train the moment neural network of a seed, or what is left of its training."""
-    if not run.model_path.exists():
+    if run.model_path.exists():
+        if run.config == work.config:
+            return  # nothing of it is touched
+    else:
         say(f"seed {work.config.training.seed}: training mnn")
     existing: Existing = "resume" if run.exists() else "refuse"
     train(work.config, work.dataset, run, schema=work.schema, existing=existing, display=display)
 
 
-def _make_folder(
-    folder: Path,
-    data: DataConfig,
-    chosen: Choices,
-    settings: CompareConfig,
-    existing: Existing,
-) -> None:
+def _make_folder(folder: Path, begun: Begun, existing: Existing) -> None:
     """Make the folder, or refuse to touch the comparison that is there."""
     path = folder / SETTINGS
-    # By way of JSON, so that what is read back is the same.
-    parts = {"data": asdict(data), "chosen": chosen.given()}
-    now = json.loads(json.dumps(parts | asdict(settings)))
     if path.exists() and existing == "refuse":
         raise RunError(
             f"{folder} holds a comparison already. Go on with it (--resume), replace it "
             "(--overwrite) or choose another folder (--out)."
         )
     if path.exists() and existing == "resume":
-        before = read_json(path)
-        different = list(_differences(before, now))
+        different = begun.differences(Begun.read(path, "Replace all of it (--overwrite)."))
         if different:
             raise RunError(
                 f"{folder} was begun with another choice of {', '.join(different)}. Resume "
                 "with the command it was begun with (seeds, methods, covariance and "
                 "out-of-distribution data may be others), or choose another folder (--out)."
             )
-    elif path.exists():
+        Run(folder).check_replaceable(folder / RESULT)
+        return
+    if path.exists():
         _clear(folder)
     elif folder.is_dir() and any(folder.iterdir()):
         raise RunError(
             f"{folder} is not empty and holds no comparison. Choose another folder (--out)."
         )
-    write_json(path, now)
-
-
-def _differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
-    """The names of settings that are not as before, such as ``epochs: 11, not 10``."""
-    if not isinstance(now, dict) or not isinstance(before, dict):
-        if now != before:
-            yield f"{name}: {now}, not {before}"
-        return
-    for key in sorted({*now, *(before if name else ())}):
-        yield from _differences(before.get(key), now.get(key), key)
+    begun.write(path)
 
 
 def _clear(path: Path) -> None:

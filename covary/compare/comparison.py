@@ -9,8 +9,8 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from covary.runs.config import RunConfig
-from covary.runs.records import Numbers, Record
+from covary.runs.config import Choices, DataConfig, RunConfig
+from covary.runs.records import Numbers, Record, Stored
 from covary.runs.results import TrackedFidelity
 from covary.training.config import option
 
@@ -45,6 +45,23 @@ class CompareConfig:
             )
         if not 0 < self.epsilon <= 1:
             raise ValueError(f"epsilon is a fraction in (0, 1] of a range, got {self.epsilon}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun(CompareConfig, Stored):
+    """What a comparison was begun with, and is gone on with: ``settings.json``."""
+
+    data: DataConfig
+    chosen: Choices
+
+    def differences(self, other: Begun) -> list[str]:
+        """What is not the same, as ``epochs: 11, not 10``."""
+        ours, theirs = (vars(one) | vars(one.data) | vars(one.chosen) for one in (self, other))
+        return [
+            f"{key}: {value}, not {theirs[key]}"
+            for key, value in sorted(ours.items())
+            if key not in ("data", "chosen") and value != theirs[key]
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
