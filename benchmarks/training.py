@@ -48,10 +48,10 @@ def objective(kind: str) -> nn.Module:
     return ClassificationLoss(nn.Sequential(OrderedDict([*front, ("net", network)])))
 
 
-def batches() -> TensorBatches:
+def batches(steps: int = STEPS) -> TensorBatches:
     """Bytes of the size of MNIST's; their values do not matter to the clock."""
     generator = torch.Generator().manual_seed(0)
-    n = STEPS * BATCH
+    n = steps * BATCH
     x = torch.randint(0, 256, (n, 1, 28, 28), generator=generator, dtype=torch.uint8)
     return TensorBatches(x, torch.randint(0, 10, (n,), generator=generator), BATCH)
 
