@@ -218,7 +218,7 @@ def test_a_run_keeps_its_calibration_and_scores(digits, monkeypatch):
     with np.load(digits.predictions_path) as arrays:
         assert arrays["test/score_fitted"].shape == (len(dataset.x_test),)
     known = uncertainty_of(digits)
-    assert known.calibration.to_dict()["temperature"] == calibration.temperature
+    assert known.numbers().temperature == calibration.temperature
     score = known.scores["fitted"](net, dataset.x_test)
     with np.load(digits.predictions_path) as arrays:
         np.testing.assert_allclose(score, arrays["test/score_fitted"], rtol=1e-4, atol=1e-4)
@@ -246,7 +246,7 @@ def test_what_is_fitted_does_not_depend_on_test_data(digits, monkeypatch):
     other = replace(dataset, x_test=dataset.x_test.flip(0) // 2, y_test=dataset.y_test.roll(1))
     monkeypatch.setattr(Run, "data", other)
     after = calibrate(digits, covariance="full")
-    assert after.calibration.to_dict() == before.calibration.to_dict()
+    assert after.numbers() == before.numbers()
     for name, score in after.scores.items():
         torch.testing.assert_close(score.state_dict(), before.scores[name].state_dict())
 

@@ -93,8 +93,8 @@ def test_changed_code_marks_the_commit_of_a_result(monkeypatch):
 
     monkeypatch.setattr(directory, "_git", git)
     now = datetime.now(timezone.utc)
-    assert directory.environment(now)["git_commit"] == "abc"
-    assert directory.environment(now, code=[other])["git_commit"] == "abc-dirty"
+    assert directory.environment(now).git_commit == "abc"
+    assert directory.environment(now, code=[other]).git_commit == "abc-dirty"
 
 
 def test_a_configuration_survives_its_file(tmp_path):

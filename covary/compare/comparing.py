@@ -125,7 +125,8 @@ def compare(
         notes=tuple(notes),
         covariance=covariance,
         fidelity={seed: each for seed, each in fidelity.items() if each is not None},
-        **environment(started, seed=seeds[0]),
+        seed=seeds[0],
+        **vars(environment(started)),
     ).write(out / RESULT)
 
 

@@ -192,7 +192,8 @@ def train(
             test_samples=len(dataset.x_test),
             processes=fabric.world_size,
             device=str(fabric.device),
-            **environment(started, seed=config.training.seed),
+            seed=config.training.seed,
+            **vars(environment(started)),
         )
         if fabric.is_global_zero:
             # Now, and again at the end: a run that is killed has its circumstances on record too.
