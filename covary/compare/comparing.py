@@ -28,11 +28,10 @@ from covary.compare.groups import Group, groups
 from covary.compare.methods import BATCH, Method, rows_of
 from covary.compare.workshop import KINDS, Workshop
 from covary.data import Dataset, Schema
-from covary.files import read_json, write_json
 from covary.runs import costs
 from covary.runs.config import Choices, DataConfig, RunConfig, check_covariance
 from covary.runs.directory import Run, RunError, environment
-from covary.runs.records import decoded, to_json
+from covary.runs.records import Stored
 from covary.runs.samples import load_data, ood_sets, validation_rows
 from covary.runs.tracking import quietly
 from covary.runs.training import Existing, resolve, train
@@ -44,7 +43,7 @@ _LEAST_HELD_OUT = 10
 _PIXELS = 255.0  # the range of an image's bytes
 RESULT, SETTINGS, COSTS = "compare.json", "settings.json", "costs.json"
 _ANEW = "Remove the file and run covary compare again, with --resume."
-Kept = TypeVar("Kept")
+Kept = TypeVar("Kept", bound=Stored)
 Say = Callable[[str], None]
 
 
@@ -221,14 +220,7 @@ def _clear(path: Path) -> None:
 
 def _kept(cls: type[Kept], path: Path) -> Kept | None:
     """What a file holds that an earlier comparison has left; None if there is none."""
-    return decoded(cls, read_json(path, _ANEW), str(path), _ANEW) if path.exists() else None
-
-
-def _keep(record: Kept, path: Path) -> Kept:
-    """Write a file, and give what whoever reads it will get."""
-    content = to_json(record)
-    write_json(path, content)
-    return decoded(type(record), content, str(path))
+    return cls.read(path, _ANEW) if path.exists() else None
 
 
 def _measured(
@@ -245,14 +237,13 @@ def _measured(
     before = len(shop.notes)
     methods = list(group.make(shop))
     say(f"seed {shop.config.training.seed}: measuring {name}")
-    found = GroupScores(
+    return GroupScores(
         ood=tuple(ood),
         methods=tuple(_scored(methods, shop, ood)),
         notes=tuple(shop.notes[before:]),
         covariance=covariance,
         fidelity=shop.fidelity if name == "mnn" else None,
-    )
-    return _keep(found, path)
+    ).write(path)
 
 
 def _scored(
@@ -291,7 +282,7 @@ def _costs(path: Path, wanted: Mapping[str, Group], shop: Workshop, say: Say) ->
         inference = costs.fastest(passes, range(_ROUNDS))
     kinds = {group.trains for group in wanted.values()} | {"plain"}
     steps = costs.fastest({kind: _step(kind, shop) for kind in sorted(kinds)}, range(_ROUNDS))
-    found = Costs(
+    return Costs(
         batch=len(batch),
         threads=torch.get_num_threads(),
         training={
@@ -300,8 +291,7 @@ def _costs(path: Path, wanted: Mapping[str, Group], shop: Workshop, say: Say) ->
         },
         inference={name: seconds / inference["bare"] for name, seconds in inference.items()},
         covariance=shop.covariance,
-    )
-    return _keep(found, path)
+    ).write(path)
 
 
 def _step(kind: str, shop: Workshop) -> Callable[[], object]:

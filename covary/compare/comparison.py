@@ -74,7 +74,7 @@ class MethodScores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupScores:
+class GroupScores(Stored):
     """The numbers of the methods that share networks, for a seed: ``seed-S/GROUP.json``."""
 
     ood: tuple[str, ...]  # out-of-distribution data that they were measured on
@@ -85,7 +85,7 @@ class GroupScores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Costs:
+class Costs(Stored):
     """Times over those of the plain network: ``costs.json``."""
 
     batch: int  # samples of a pass

@@ -14,7 +14,6 @@ from covary.report.reading import Part, Results
 from covary.report.refusing import Curve
 from covary.report.words import number, percent, short
 from covary.runs.predictions import Array
-from covary.training import Epoch
 from covary.uncertainty import metrics
 
 LEVELS = (0.5, 0.9, 0.95)
@@ -65,18 +64,12 @@ def groups(results: Results) -> list[Group]:
 
 def histories(results: Results) -> list[draw.Drawing]:
     """Loss, accuracy or error, and entropy through training, as far as they were recorded."""
-    recorded = {key for row in results.run.history for key in _shown(row)}
+    recorded = {key for row in results.run.history for key in row.shown}
     return [
         _history(results, name)
         for name in _HISTORIES
         if any(column.format(name) in recorded for column in _COLUMNS)
     ]
-
-
-def _shown(row: Epoch) -> dict[str, float]:
-    """The numbers of an epoch that are defined, by name."""
-    numbers = {"loss": row.loss, **row.measured}
-    return {key: value for key, value in numbers.items() if not np.isnan(value)}
 
 
 @draw.house_style()
@@ -85,7 +78,7 @@ def _history(results: Results, name: str) -> draw.Drawing:
     ends, history = [], results.run.history
     for column, (label, colour, dash) in _COLUMNS.items():
         key = column.format(name)
-        points = {row.epoch: _shown(row)[key] for row in history if key in _shown(row)}
+        points = {row.epoch: row.shown[key] for row in history if key in row.shown}
         if points:
             epochs, values = list(points), list(points.values())
             marker = "o" if len(points) < 12 else ""

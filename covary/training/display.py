@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -108,12 +107,7 @@ def summary(row: Epoch) -> str:
     """The numbers of an epoch that a person wants to see."""
     words = {"loss": "loss", "accuracy": "accuracy", "mae": "mean absolute error"}
     words |= {f"validation_{key}": f"validation {word}" for key, word in words.items()}
-    known = {"loss": row.loss, **row.measured}
-    numbers = [
-        f"{word} {known[key]:.4f}"
-        for key, word in words.items()
-        if key in known and not math.isnan(known[key])
-    ]
+    numbers = [f"{words[key]} {row.shown[key]:.4f}" for key in words if key in row.shown]
     return ", ".join([*numbers, f"{row.samples_per_second:,.0f} samples/s"])
 
 

@@ -26,6 +26,12 @@ class Epoch:
     seconds_outside_steps: float
     measured: Mapping[str, float]  # by name: the objective's statistic, and of held-out data
 
+    @property
+    def shown(self) -> dict[str, float]:
+        """The loss and what was measured, by name, where they are defined."""
+        numbers = {"loss": self.loss, **self.measured}
+        return {name: number for name, number in numbers.items() if not math.isnan(number)}
+
     def to_json(self) -> dict[str, Any]:
         """As its line has it: what was measured among the rest, null where it is undefined."""
         named: dict[str, Any] = without_nan({"kind": "epoch", **vars(self), **self.measured})
