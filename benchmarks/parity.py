@@ -17,7 +17,7 @@ from rich.console import Console
 from benchmarks import results, tables
 from covary import runs
 from covary.data import Dataset
-from covary.runs import DataConfig, Run
+from covary.runs import Choices, DataConfig, Run
 from covary.runs.samples import load_data
 from covary.runs.training import resolve
 from covary.training import terminal_or_lines
@@ -40,14 +40,14 @@ def trained(activation: str, covariance: str, seed: int, dataset: Dataset) -> Ru
     """The run, trained now if it is not there yet."""
     run = path_of(activation, covariance, seed)
     if not run.model_path.exists():
-        chosen = {
-            "activation": activation,
-            "covariance": covariance,
-            "noise": (0.2,),
-            "epochs": EPOCHS,
-            "schedule": "cosine",  # the noise of the last steps must not decide
-            "seed": seed,
-        }
+        chosen = Choices(
+            activation=activation,
+            covariance=covariance,
+            noise=(0.2,),
+            epochs=EPOCHS,
+            schedule="cosine",  # the noise of the last steps must not decide
+            seed=seed,
+        )
         config = resolve(DataConfig(name="mnist"), dataset, chosen)
         print(f"training {run.path.relative_to(results.ROOT)}", flush=True)
         runs.train(config, dataset, run, existing="resume", display=terminal_or_lines(Console()))

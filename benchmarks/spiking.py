@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks import results, tables
-from covary.runs import DataConfig, Run, evaluate, train, verify
+from covary.runs import Choices, DataConfig, Run, evaluate, train, verify
 from covary.runs.samples import load_data
 from covary.runs.training import resolve
 from covary.training import terminal_or_lines
@@ -44,7 +44,7 @@ def trained(name: str) -> Run:
     if not run.model_path.exists():
         data = DataConfig(name="mnist")
         dataset, _ = load_data(data, data_dir=None, seed=0)
-        config = resolve(data, dataset, {"activation": "lif"} | NETWORKS[name])
+        config = resolve(data, dataset, Choices(activation="lif", **NETWORKS[name]))
         display = terminal_or_lines(Console())
         train(config, dataset, run, existing="resume", display=display)
     return run

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from benchmarks import results, tables
 from covary.compare import compare
-from covary.runs import DataConfig, Run, evaluate, train
+from covary.runs import Choices, DataConfig, Run, evaluate, train
 from covary.runs.attack import DEFENDED, TRAINED, AttackConfig, attack_run
 from covary.runs.samples import load_data
 from covary.runs.training import resolve
@@ -41,7 +41,8 @@ def trained(name: str, folder: str, **chosen: Any) -> Run:
         data = DataConfig(name=name)
         dataset, _ = load_data(data)
         display = terminal_or_lines(Console())
-        train(resolve(data, dataset, chosen), dataset, run, existing="resume", display=display)
+        config = resolve(data, dataset, Choices(**chosen))
+        train(config, dataset, run, existing="resume", display=display)
     return run
 
 
@@ -98,7 +99,7 @@ def mnist() -> dict[str, Any]:
         ood=MNIST_FOREIGN,
         seeds=SEEDS,
         covariance="full",  # as the stored table says
-        resume=True,
+        existing="resume",
         say=lambda sentence: print(sentence, flush=True),
     ).to_json()
     runs = [Run(folder / f"seed-{seed}" / "mnn") for seed in SEEDS]

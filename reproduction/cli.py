@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -129,19 +130,8 @@ def run(
     - `python -m reproduction run --all --scale smoke --results trial`
     """
     with common.wrong_use():
-        if every and names:
-            raise ValueError("--all is all of them: name none beside it.")
-        if not every and not names:
-            raise ValueError("Which experiment? Name one or more (`list` has them), or say --all.")
-        if scale not in SCALES:
-            raise ValueError(f"Scales are {', '.join(SCALES)}; got {scale!r}.")
-        chosen = [catalogue.get(name) for name in (catalogue.names() if every else names or ())]
-        for experiment in chosen:
-            check_labels(experiment, scale, only or ())
-        if every and not overwrite:
-            chosen = [each for each in chosen if not _surpassed(results, each.name, scale)]
-        for experiment in chosen:
-            store.check_replaceable(results, experiment.name, scale, overwrite=overwrite)
+        chosen = _chosen(names or (), scale, only or (), every=every)
+        chosen = _replaceable(chosen, scale, results, every=every, overwrite=overwrite)
         for folder in (results, out):
             _make(folder)
     workshop = Workshop(
@@ -151,18 +141,68 @@ def run(
         progress=common.progress,
         say=say,
     )
+    measure = partial(
+        measure_and_write,
+        scale=scale,
+        workshop=workshop,
+        results=results,
+        only=only or (),
+        overwrite=overwrite,
+        jobs=jobs,
+    )
+    figures = out / scale / "figures"
+    records, failed = _measured(chosen, measure, results, figures, show=not as_json, debug=debug)
+    if as_json:
+        common.show_json(records)
+    elif records:
+        where = "" if results == RESULTS else f" --results {quoted(results)}"
+        say(f"The whole comparison: python -m reproduction page{where}")
+    if failed:
+        each = "; ".join(f"{name}: {error}" for name, error in failed.items())
+        raise RuntimeError(f"{len(failed)} of {len(chosen)} experiments failed. {each}")
+
+
+def _chosen(
+    names: Sequence[str], scale: str, only: Sequence[str], *, every: bool
+) -> list[Experiment]:
+    """The experiments that were asked for; what cannot be asked for is refused."""
+    if every and names:
+        raise ValueError("--all is all of them: name none beside it.")
+    if not every and not names:
+        raise ValueError("Which experiment? Name one or more (`list` has them), or say --all.")
+    if scale not in SCALES:
+        raise ValueError(f"Scales are {', '.join(SCALES)}; got {scale!r}.")
+    chosen = [catalogue.get(name) for name in (catalogue.names() if every else names)]
+    for experiment in chosen:
+        check_labels(experiment, scale, only)
+    return chosen
+
+
+def _replaceable(
+    chosen: Sequence[Experiment], scale: str, results: Path, *, every: bool, overwrite: bool
+) -> list[Experiment]:
+    """Without those of which there are better results, of --all; if one was named, an error."""
+    left_out = every and not overwrite
+    kept = [each for each in chosen if not (left_out and _surpassed(results, each.name, scale))]
+    for experiment in kept:
+        store.check_replaceable(results, experiment.name, scale, overwrite=overwrite)
+    return kept
+
+
+def _measured(
+    chosen: Sequence[Experiment],
+    measure: Callable[[Experiment], dict[str, Any]],
+    results: Path,
+    figures: Path,
+    *,
+    show: bool,
+    debug: bool,
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Measure, show and draw one after another: their records, and errors of those that failed."""
     records, failed = [], {}
     for experiment in chosen:
         try:
-            record = measure_and_write(
-                experiment,
-                scale,
-                workshop,
-                results=results,
-                only=only or (),
-                overwrite=overwrite,
-                jobs=jobs,
-            )
+            record = measure(experiment)
         except (StoppedError, KeyboardInterrupt) as stopped:
             said = str(stopped) or "Interrupted."
             say(f"{said} What is done is kept: go on with the same command.")
@@ -175,18 +215,11 @@ def run(
             say(f"{experiment.name} failed: {error}")
             continue
         records.append(record)
-        if not as_json:
+        if show:
             _show(experiment, record)
-        _draw(record, out / scale / "figures")
+        _draw(record, figures)
         say(f"Written to {results / experiment.name}.json.")
-    if as_json:
-        common.show_json(records)
-    elif records:
-        where = "" if results == RESULTS else f" --results {quoted(results)}"
-        say(f"The whole comparison: python -m reproduction page{where}")
-    if failed:
-        each = "; ".join(f"{name}: {error}" for name, error in failed.items())
-        raise RuntimeError(f"{len(failed)} of {len(chosen)} experiments failed. {each}")
+    return records, failed
 
 
 def _surpassed(results: Path, name: str, scale: str) -> bool:

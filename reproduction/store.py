@@ -151,7 +151,7 @@ def configuration(experiment: Experiment, scale: str) -> list[dict[str, Any]]:
 
 def provenance(started: datetime) -> dict[str, Any]:
     """Command, versions, commit and machine; changes here mark the commit as those of covary do."""
-    return environment(started, code=[Path(__file__).parent])
+    return vars(environment(started, code=[Path(__file__).parent]))
 
 
 def rounded(value: Any) -> Any:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from covary.data.download import file_sha256
 from covary.files import without_nan, write_atomically
-from covary.runs import DataConfig, DeviceConfig, Run, RunConfig, RunError
+from covary.runs import Choices, DataConfig, DeviceConfig, Run, RunConfig, RunError
 from covary.runs.directory import weights_digest
 from covary.runs.samples import load_data
 from covary.runs.training import resolve, train
@@ -27,7 +27,7 @@ class Network:
     Attributes:
         name: of its folder, without the seed.
         data: a name that ``covary.data`` knows.
-        settings: names of ``ModelConfig`` and ``TrainingConfig``.
+        settings: fields of ``covary.runs.Choices``.
         keep: epochs after which weights are put aside.
         limit: train on so many samples at most, and test on so many; 0 for all.
         augment: random crop and horizontal flip.
@@ -100,10 +100,10 @@ class Workshop:
         run = Run(self.folder / f"{network.name}-{seed}", data_dir=self.data_dir)
         data = DataConfig(name=network.data, limit=network.limit, augment=network.augment)
         dataset, _ = load_data(data, data_dir=self.data_dir, seed=seed)
-        chosen = {**network.settings, "seed": seed}
+        chosen = Choices(**network.settings, seed=seed)
         trunk = None if network.trunk_of is None else self.trained(network.trunk_of, seed)
         if trunk is not None:
-            chosen["trunk_from"] = str(trunk.path.resolve())
+            chosen = replace(chosen, trunk_from=str(trunk.path.resolve()))
         config = resolve(data, dataset, chosen)
         same = run.exists() and not _differences(config, run.config)
         begun = run.checkpoint_path.exists()
@@ -143,8 +143,7 @@ class Workshop:
             run = Run(self.folder / f"{values['name']}-{seed}")
             # Epoch by epoch: a training that was cut short and went on has no other sum.
             if run.metrics_path.exists():
-                rows = [row for row in log.read(run.metrics_path) if row["kind"] == "epoch"]
-                found[run.path.name] = float(sum(row["seconds"] for row in rows))
+                found[run.path.name] = sum((row.seconds for row in log.read(run.metrics_path)), 0.0)
         return found
 
     def weights(self, settings: Mapping[str, Any], seed: int) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from covary.cli import app
-from covary.runs import DataConfig, Run
+from covary.runs import Choices, DataConfig, Run
 from covary.runs.samples import load_data
 from covary.runs.training import resolve, train
 
@@ -17,7 +17,7 @@ def trained_run(path: Path, name: str, **chosen: Any) -> Run:
     """A run on a named set, with these settings in place of the preset's."""
     config = DataConfig(name=name)
     dataset, _ = load_data(config)
-    train(resolve(config, dataset, chosen), dataset, Run(path))
+    train(resolve(config, dataset, Choices(**chosen)), dataset, Run(path))
     return Run(path)
 
 

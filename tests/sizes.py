@@ -10,7 +10,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent.parent / "covary"
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "covary"
 CORE = ("activations", "covariance", "nn", "rules", "sources")
 
 # kind -> an ordinary one, and in how many files it should stand at most
@@ -45,10 +46,13 @@ def core_lines() -> int:
 
 
 def long_functions(most: int) -> dict[str, int]:
-    """Functions of more lines than this, with signature and docstring: where -> how many."""
+    """Functions of more lines than this, of ``reproduction/`` too: where -> how many.
+
+    Signature and docstring count.
+    """
     return {
-        f"{path.relative_to(PACKAGE.parent)}: {node.name}": length
-        for path in sources()
+        f"{path.relative_to(ROOT)}: {node.name}": length
+        for path in (*sources(), *sorted((ROOT / "reproduction").rglob("*.py")))
         for node in ast.walk(_tree(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > most

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from torch.distributions import MultivariateNormal
 
 import covary
 from covary.covariance import Diagonal, Full
+from covary.files import FileError
 from covary.moments import Moments
+from covary.runs.results import HeldOut, KeptCalibration
 from covary.training.replicas import Replicas
-from covary.uncertainty import calibration
 from covary.uncertainty.calibration import (
     LogitCalibration,
     VarianceCalibration,
@@ -208,12 +210,19 @@ def test_labels_that_are_none_are_refused():
     "fitted", [VarianceCalibration(0.1, [1.0, 1 / 3]), LogitCalibration(1 / 3, 0.0)], ids=str
 )
 def test_as_json_and_as_state(fitted):
-    copy = calibration.from_dict(json.loads(json.dumps(fitted.to_dict())))
+    numbers = HeldOut(fitted, {}, 9, []).numbers()
+    about = {"samples": 9, "notes": (), "weights": "", "covariance": "full", "scores": ()}
+    kept = KeptCalibration(**vars(numbers), **about)
+    copy = KeptCalibration.from_json(json.loads(json.dumps(kept.to_json()))).layer()
     assert type(copy) is type(fitted)
-    assert copy.to_dict() == fitted.to_dict()
-    other = calibration.from_dict({**fitted.to_dict(), "scale": 7.0})
+    assert HeldOut(copy, {}, 9, []).numbers() == numbers
+    other = replace(kept, scale=7.0).layer()
     other.load_state_dict(fitted.state_dict())
-    assert other.to_dict() == fitted.to_dict()
+    assert HeldOut(other, {}, 9, []).numbers() == numbers
+    with pytest.raises(ValueError, match=r"kind '(logits|variance)' needs '(temperature|offset)'"):
+        replace(kept, temperature=None, offset=None)
+    with pytest.raises(FileError, match="key 'kind': expected 'logits' or 'variance', got 'other'"):
+        KeptCalibration.from_json(kept.to_json() | {"kind": "other"})
 
 
 def test_numbers_that_are_none_are_refused():
@@ -222,10 +231,6 @@ def test_numbers_that_are_none_are_refused():
             VarianceCalibration(scale, offset)
     with pytest.raises(ValueError, match="temperature > 0"):
         LogitCalibration(0.0, 1.0)
-    with pytest.raises(ValueError, match="known are variance and logits"):
-        calibration.from_dict({"kind": "isotonic"})
-    with pytest.raises(ValueError, match="needs temperature and scale"):
-        calibration.from_dict({"kind": "logits", "scale": 1.0})
 
 
 def test_an_ensemble_has_the_moments_of_draws_from_all_members():

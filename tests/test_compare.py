@@ -30,13 +30,13 @@ from covary.compare.methods import rows_of
 from covary.compare.trained_networks import TrainedNetworks, member_seed
 from covary.data import DataError
 from covary.files import FileError
-from covary.runs import DataConfig, Run, RunError
+from covary.runs import Choices, DataConfig, Run, RunError
 from covary.runs.results import TrackedFidelity
 from covary.runs.training import resolve
 from covary.training import Silent
 
 QUICK = CompareConfig(members=2, samples=3, attacked=30)
-TINY = {"hidden": (8,), "epochs": 1, "batch_size": 128}
+TINY = Choices(hidden=(8,), epochs=1, batch_size=128)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,7 +73,8 @@ def untrained(monkeypatch):
 
 
 def again(out: Path, data: str = "digits", **more: Any) -> Comparison:
-    known: dict[str, Any] = {"seeds": (0, 1), "chosen": TINY, "settings": QUICK, "resume": True}
+    known: dict[str, Any] = {"seeds": (0, 1), "chosen": TINY, "settings": QUICK}
+    known["existing"] = "resume"
     return compare(DataConfig(name=data), out=out, **known | more)
 
 
@@ -291,9 +292,9 @@ def test_networks_begin_with_the_weights_of_the_run(classified):
 def test_another_comparison_is_not_touched(classified, tmp_path):
     out, _ = classified
     with pytest.raises(RunError, match="holds a comparison already"):
-        again(out, resume=False)
+        again(out, existing="refuse")
     with pytest.raises(RunError, match="another choice of epochs: "):
-        again(out, chosen=TINY | {"epochs": 2})
+        again(out, chosen=replace(TINY, epochs=2))
     with pytest.raises(RunError, match="another choice of members"):
         again(out, settings=CompareConfig(members=3, samples=3, attacked=30))
     (tmp_path / "mine.txt").write_text("")
@@ -315,9 +316,9 @@ def test_what_cannot_be_done_is_said_before_training(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="no data set 'digit'"):
         again(tmp_path / "a", ood=("digit",))
     with pytest.raises(ValueError, match="Unknown schedule 'slow'"):
-        again(tmp_path / "a", chosen=TINY | {"schedule": "slow"})
+        again(tmp_path / "a", chosen=replace(TINY, schedule="slow"))
     with pytest.raises(ValueError, match=r"rel.*relu"):
-        again(tmp_path / "a", chosen=TINY | {"activation": "rel"})
+        again(tmp_path / "a", chosen=replace(TINY, activation="rel"))
     with pytest.raises(ValueError, match=r"10 held-out rows.* makes 9 of 898.*--validation"):
         compare(DataConfig(name="digits", validation=0.01), out=tmp_path / "a")
     with pytest.raises(ValueError, match="Unknown method 'smsc'; for classification"):
@@ -335,7 +336,7 @@ def test_what_cannot_be_done_replaces_nothing(classified):
     out, _ = classified
     before = sorted(out.rglob("*"))
     with pytest.raises(ValueError, match="Unknown schedule"):
-        again(out, chosen=TINY | {"schedule": "slow"}, resume=False, overwrite=True)
+        again(out, chosen=replace(TINY, schedule="slow"), existing="overwrite")
     assert sorted(out.rglob("*")) == before
 
 
@@ -381,7 +382,7 @@ def test_a_step_is_compared_with_relu(tmp_path):
     run = Run(tmp_path)
     data = DataConfig(name="digits")
     dataset, _ = runs.samples.load_data(data)
-    config = resolve(data, dataset, TINY | {"activation": "heaviside"})
+    config = resolve(data, dataset, replace(TINY, activation="heaviside"))
     run.config_path.write_text(config.to_toml())
     run.save_network(config.model.build())
     nets = TrainedNetworks(run, dataset, QUICK, covariance="full", say=print, display=Silent)

@@ -1,4 +1,4 @@
-"""Every file of a run, damaged in many ways: commands name it, and change no other file."""
+"""Every file of a run or a comparison, damaged: commands name it, and change no other file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from covary import runs
 from covary.cli import app
 from covary.report import page
-from covary.runs import DataConfig, Run, costs
+from covary.runs import Choices, DataConfig, Run, costs
 from covary.runs.samples import load_data
 from covary.runs.training import resolve, train
 from covary.training import StoppedError
@@ -27,6 +27,8 @@ from covary.training import StoppedError
 # The commands that need each file, with options that make them quick.
 QUICK = ["--samples", "8"]
 TRAIN = ["train", "{table}", "--target", "y", "--hidden", "6,4", "--resume", "--out", "{run}"]
+COMPARE = ["compare", "{table}", "--target", "y", "--hidden", "4", "--epochs", "1", "--seeds", "1"]
+COMPARE += ["--methods", "plain", "--validation", "0.2", "--resume", "--out", "{run}"]
 COMMANDS = {
     "report": ["report", "{run}"],
     "evaluate": ["evaluate", "{run}", "--ood", "{other}"],
@@ -37,6 +39,7 @@ COMMANDS = {
     "train": [*TRAIN, "--epochs", "2", "--validation", "0.2"],
     "train more": [*TRAIN, "--epochs", "3", "--validation", "0.2"],
 }
+OTHER_COMMANDS = {"export": ["export", "{run}", "{run}/net.nir"], "compare": COMPARE}
 USED_BY = {
     "config.toml": ("report", "evaluate", "train", "verify"),
     "schema.json": ("evaluate",),
@@ -56,11 +59,25 @@ USED_BY = {
     "verification.json": ("report",),
     "verification.npz": ("report",),
 }
+# Files of a comparison, and what is removed from its folder so that going on with it needs them.
+COMPARED = {
+    "settings.json": "",
+    "costs.json": "",
+    "seed-0/mnn.json": "",
+    "seed-0/plain.json": "",
+    "seed-0/mnn/config.toml": "",
+    "seed-0/mnn/model.safetensors": "seed-0/mnn.json",
+    "seed-0/mnn/checkpoint.safetensors": "seed-0/mnn/model.safetensors",
+    "seed-0/plain-0/training.json": "seed-0/plain.json",
+    "seed-0/plain-0/model.safetensors": "seed-0/plain.json",
+}
 # Keys that files of earlier versions need not have, and what may also be null or empty.
 OPTIONAL = {"notes", "arrays_sha256", "predictions_sha256", "fidelity", "scores"}
 OPTIONAL |= {"calibration", "by_target", "verdict", "kind", "classes", "missing", "temperature"}
 OPTIONAL |= {"offset", "data", "training_samples", "validation_samples", "test_samples"}
 OPTIONAL |= {"processes", "device"}
+# Of settings and numbers of a comparison.
+OPTIONAL |= {"covariance", "chosen", "members", "dropout", "samples", "epsilon", "attacked"}
 Damage = Callable[[Path], None]
 
 
@@ -103,6 +120,8 @@ ANY: dict[str, Damage] = {
     **{f"flipped bytes {seed}": flipped(seed, 0xFF) for seed in range(3)},
     **{f"flipped bits {seed}": flipped(seed, 1 << seed % 5) for seed in range(10)},
 }
+# One of each kind, where a command takes longer.
+FEW = ["empty", "half", "text", "folder", "pipe", "flipped bytes 0", "flipped bits 0"]
 
 
 def edited(change: Callable[[dict[str, Any]], object]) -> Damage:
@@ -144,7 +163,7 @@ def of_toml(content: dict[str, Any]) -> Iterator[tuple[str, Damage]]:
 
 def undefined(path: Path) -> None:
     tensors = load_file(path)
-    name = next(name for name in tensors if "linear1.weight" in name or name == "center")
+    name = next(name for name in tensors if name.endswith(".weight") or name == "center")
     tensors[name] = torch.full_like(tensors[name], torch.nan)
     from safetensors import safe_open
 
@@ -159,8 +178,8 @@ def without_an_array(path: Path) -> None:
     np.savez(path, **arrays)
 
 
-def trained(folder: Path, *, hidden: tuple[int, ...] = (6, 4)) -> Run:
-    """A run on a small table, with all that was ever measured of it."""
+def trained(folder: Path, *, hidden: tuple[int, ...] = (6, 4), activation: str = "relu") -> Run:
+    """A run on a small table, with all that was ever measured of it if it does not spike."""
     table = folder / "table.csv"
     if not table.exists():
         rows = np.random.default_rng(0).normal(size=(500, 3)).round(3)
@@ -173,8 +192,10 @@ def trained(folder: Path, *, hidden: tuple[int, ...] = (6, 4)) -> Run:
     config = DataConfig(name=str(table), target=("y",), validation=0.2)
     dataset, schema = load_data(config)
     run = Run(folder / "-".join(map(str, hidden)))
-    chosen = {"epochs": 2, "hidden": hidden}
+    chosen = Choices(epochs=2, hidden=hidden, activation=activation)
     train(resolve(config, dataset, chosen), dataset, run, schema=schema)
+    if activation == "lif":
+        return run
     runs.measure_fidelity(run, samples=8)
     runs.evaluate(run, ood=[str(folder / "other.csv")])
     runs.attack_run(run, runs.AttackConfig(attacks=("fgsm",), epsilons=(0.1,), samples=8))
@@ -202,13 +223,29 @@ def another(whole) -> Run:
     return trained(whole.path.parent, hidden=(5,))
 
 
+@pytest.fixture(scope="module")
+def spiking(whole) -> Run:
+    pytest.importorskip("nir")
+    return trained(whole.path.parent, hidden=(3,), activation="lif")
+
+
+@pytest.fixture(scope="module")
+def compared(whole) -> Path:
+    """The folder of a comparison, made by the command that goes on with it."""
+    folder = whole.path.parent / "compared"
+    code, output = said(Run(folder), "compare", whole.path.parent)
+    assert code == 0, output
+    return folder
+
+
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def said(run: Run, command: str, home: Path) -> tuple[int, str]:
     places = {"run": run.path, "table": home / "table.csv", "other": home / "other.csv"}
-    words = [word.format(**places) for word in COMMANDS[command]]
+    words = [word.format(**places) for word in (COMMANDS | OTHER_COMMANDS)[command]]
     result = CliRunner().invoke(app, words, env={"COLUMNS": "500"})
     assert not isinstance(result.exception, StoppedError)
     return result.exit_code, result.output
@@ -222,18 +259,25 @@ def check(
     for command in USED_BY.get(file, ("report",)):
         run = Run(shutil.copytree(whole.path, folder / command))
         damage(run.path / file)
-        before = contents(run.path)
-        code, output = said(run, command, home)
-        if code == 0:
-            assert may_work, f"{command} works with a damaged {file}"
-            continue
-        last = output.strip().splitlines()[-1]
-        assert code in (1, 2), output
-        assert last.startswith("error: "), output
-        assert file in last or not named, f"{command} does not name {file}: {last}"
-        assert "Traceback" not in output
-        assert "--debug" not in last, last
-        assert contents(run.path) == before, f"{command} failed, and changed a file"
+        check_command(run, command, home, file, may_work=may_work, named=named)
+
+
+def check_command(
+    run: Run, command: str, home: Path, file: str, *, may_work: bool, named: bool = True
+) -> None:
+    """A command in whose folder this file is damaged says so in a sentence, and changes nothing."""
+    before = contents(run.path)
+    code, output = said(run, command, home)
+    if code == 0:
+        assert may_work, f"{command} works with a damaged {file}"
+        return
+    last = output.strip().splitlines()[-1]
+    assert code in (1, 2), output
+    assert last.startswith("error: "), output
+    assert file in last or not named, f"{command} does not name {file}: {last}"
+    assert "Traceback" not in output
+    assert "--debug" not in last, last
+    assert contents(run.path) == before, f"{command} failed, and changed a file"
 
 
 def test_all_commands_work_with_good_files(whole, tmp_path):
@@ -304,6 +348,69 @@ def test_files_of_spiking_networks(whole, tmp_path):
     for i, (file, damage) in enumerate(damages):
         (tmp_path / str(i)).mkdir()
         check(run, tmp_path / str(i), file, damage, may_work=False)
+
+
+@pytest.mark.parametrize("damage", FEW)
+@pytest.mark.parametrize("file", ["config.toml", "model.safetensors"])
+def test_exporting_a_damaged_run(spiking, tmp_path, file, damage):
+    run = Run(shutil.copytree(spiking.path, tmp_path / "run"))
+    ANY[damage](run.path / file)
+    flips, named = damage.startswith("flipped"), not damage.startswith("flipped bits")
+    home = spiking.path.parent
+    check_command(run, "export", home, file, may_work=flips, named=named)
+
+
+def test_exporting_weights_that_are_not_finite(spiking, tmp_path):
+    run = Run(shutil.copytree(spiking.path, tmp_path / "run"))
+    undefined(run.model_path)
+    check_command(run, "export", spiking.path.parent, "model.safetensors", may_work=False)
+
+
+def test_exporting_and_comparing_again_work_with_good_files(spiking, compared, tmp_path):
+    home = spiking.path.parent
+    for command, folder in (("export", spiking.path), ("compare", compared)):
+        run = Run(shutil.copytree(folder, tmp_path / command))
+        code, output = said(run, command, home)
+        assert code == 0, output
+    for file, removed in COMPARED.items():
+        assert {file, *filter(None, [removed])} <= set(contents(compared))
+
+
+def check_comparison(compared: Path, folder: Path, file: str, damage: Damage, **more: bool) -> None:
+    """Go on with a copy of a comparison in which a file is damaged that this needs."""
+    run = Run(shutil.copytree(compared, folder))
+    if COMPARED.get(file):
+        (run.path / COMPARED[file]).unlink()
+    damage(run.path / file)
+    check_command(run, "compare", compared.parent, file, **more)
+
+
+@pytest.mark.parametrize("damage", FEW)
+@pytest.mark.parametrize("file", COMPARED)
+def test_going_on_with_a_damaged_comparison(compared, tmp_path, file, damage):
+    flips, named = damage.startswith("flipped"), not damage.startswith("flipped bits")
+    folder = tmp_path / "compared"
+    check_comparison(compared, folder, file, ANY[damage], may_work=flips, named=named)
+
+
+@pytest.mark.parametrize("file", [name for name in COMPARED if name.endswith(".json")])
+def test_keys_of_a_comparison(compared, tmp_path, file):
+    content = json.loads((compared / file).read_text())
+    for i, (label, damage) in enumerate(of_json(content)):
+        print(label)  # which it was, if it fails
+        # Numbers that seem to be of another covariance are measured anew.
+        other = label.startswith("covariance") and content["covariance"] is None
+        check_comparison(compared, tmp_path / str(i), file, damage, may_work=other)
+
+
+@pytest.mark.parametrize("file", [name for name in COMPARED if name.endswith("safetensors")])
+def test_weights_of_a_comparison_that_are_not_finite(compared, tmp_path, file):
+    check_comparison(compared, tmp_path / "compared", file, undefined, may_work=False)
+
+
+def test_a_folder_in_the_place_of_a_comparisons_result(compared, tmp_path):
+    damage = ANY["folder"]
+    check_comparison(compared, tmp_path / "compared", "compare.json", damage, may_work=False)
 
 
 @pytest.mark.parametrize("file", USED_BY)

@@ -189,7 +189,7 @@ def test_early_stopping_goes_back_to_the_best_weights(diabetes):
     x, _, y, _ = diabetes
     settings = {"noise": 0.1, "lr": 0.05, "schedule": "constant", "random_state": 0, **QUICK}
     model = MomentRegressor(epochs=60, patience=5, early_stopping=True, **settings).fit(x, y)
-    losses = [row["validation_loss"] for row in model.history_]
+    losses = [row.measured["validation_loss"] for row in model.history_]
     best = int(np.argmin(losses)) + 1
     assert model.n_iter_ == best + 5 < 60
     # With a constant learning rate, a run of so many epochs ends in the same weights.

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import covary
 from covary.cli import app
-from covary.runs import DataConfig, Run, RunError, calibrate, evaluate, uncertainty_of
+from covary.runs import Choices, DataConfig, Run, RunError, calibrate, evaluate, uncertainty_of
 from covary.runs.samples import load_data, validation_rows
 from covary.runs.training import resolve, train
 from covary.uncertainty import FittedScore, fit, metrics
@@ -193,7 +193,7 @@ def digits(tmp_path_factory):
     config = DataConfig(name="digits", validation=0.3)
     dataset, _ = load_data(config)
     run = Run(tmp_path_factory.mktemp("runs") / "digits")
-    chosen = {"epochs": 8, "hidden": (24, 12), "activation": "relu"}
+    chosen = Choices(epochs=8, hidden=(24, 12), activation="relu")
     train(resolve(config, dataset, chosen), dataset, run)
     return run
 
@@ -218,7 +218,7 @@ def test_a_run_keeps_its_calibration_and_scores(digits, monkeypatch):
     with np.load(digits.predictions_path) as arrays:
         assert arrays["test/score_fitted"].shape == (len(dataset.x_test),)
     known = uncertainty_of(digits)
-    assert known.calibration.to_dict()["temperature"] == calibration.temperature
+    assert known.numbers().temperature == calibration.temperature
     score = known.scores["fitted"](net, dataset.x_test)
     with np.load(digits.predictions_path) as arrays:
         np.testing.assert_allclose(score, arrays["test/score_fitted"], rtol=1e-4, atol=1e-4)
@@ -246,7 +246,7 @@ def test_what_is_fitted_does_not_depend_on_test_data(digits, monkeypatch):
     other = replace(dataset, x_test=dataset.x_test.flip(0) // 2, y_test=dataset.y_test.roll(1))
     monkeypatch.setattr(Run, "data", other)
     after = calibrate(digits, covariance="full")
-    assert after.calibration.to_dict() == before.calibration.to_dict()
+    assert after.numbers() == before.numbers()
     for name, score in after.scores.items():
         torch.testing.assert_close(score.state_dict(), before.scores[name].state_dict())
 
@@ -285,7 +285,7 @@ def test_a_run_without_held_out_data(tmp_path):
     config = DataConfig(name="digits", validation=0.0)
     dataset, _ = load_data(config)
     run = Run(tmp_path / "digits")
-    train(resolve(config, dataset, {"epochs": 1, "hidden": (8,)}), dataset, run)
+    train(resolve(config, dataset, Choices(epochs=1, hidden=(8,))), dataset, run)
     found = evaluate(run)
     assert found.calibration is None
     assert "fitted" not in found.scores["test"]
@@ -300,7 +300,7 @@ def test_a_run_of_regression(tmp_path):
     config = DataConfig(name="yacht", validation=0.3)
     dataset, _ = load_data(config)
     run = Run(tmp_path / "yacht")
-    train(resolve(config, dataset, {"epochs": 40}), dataset, run)
+    train(resolve(config, dataset, Choices(epochs=40)), dataset, run)
     found = evaluate(run)
     before, after = found.parts["test"], found.calibration.test
     assert found.calibration.kind == "variance"

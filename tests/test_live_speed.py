@@ -13,17 +13,35 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from lightning_fabric import Fabric
+from scipy.special import dawsn
 from torch import Tensor, nn
 
 import covary
-from benchmarks import converted, residual_cnn, sampling_cost, steps, summary, tracked
+from benchmarks import (
+    converted,
+    lif,
+    replicas,
+    residual_cnn,
+    sampling_cost,
+    steps,
+    summary,
+    tracked,
+    training,
+)
 from covary.compare.networks import DropoutSamples
+from covary.data import Dataset
 from covary.models import plain
 from covary.nn.fidelity import TrackingWarning
+from covary.training import TrainingConfig, fit
+from covary.training.config import make_optimizer
+from covary.training.replicas import ReplicaLoss
 
 SLACK = 2.0
 ROUNDS, TURNS = 6, 7
@@ -133,3 +151,56 @@ def test_a_converted_network(way, images):
     net = converted.converted(model, images, converted.NOISE, "averaged")
     limit = SLACK * converted.MOST_PASSES[way]
     assert over_plain(lambda: model(images), lambda: CONVERTED[way](net(images)), limit) <= limit
+
+
+def step_of(objective: nn.Module, batch: tuple[Tensor, Tensor]) -> Callable[[], None]:
+    """Forward, backward and update of an objective on one batch."""
+    optimizer = make_optimizer(TrainingConfig(), objective)
+
+    def step() -> None:
+        loss, _ = objective(*batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def test_a_step_of_replicas():
+    """In steps of one of them: so many fewer than there are replicas are promised."""
+    count, generator = replicas.SPLITS, torch.Generator().manual_seed(0)
+    x, y = (torch.randn(BATCH, count, n, generator=generator).double() for n in (6, 1))
+    data = [Dataset("", "regression", *[x[:, i], y[:, i]] * 2) for i in range(count)]
+    alone, *_ = replicas.objectives(data)
+    together = step_of(ReplicaLoss(replicas.objectives(data)), (x, y))
+    for _ in range(10):
+        together()  # which are recorded then
+    limit = SLACK * count / replicas.LEAST_TIMES_FASTER
+    assert over_plain(step_of(alone, (x[:, 0], y[:, 0])), together, limit) <= limit
+
+
+def test_what_the_training_loop_adds():
+    """An epoch in time of its bare steps, on batches that are there already."""
+    objective, batches = training.objective("shared"), training.batches(10)
+    ready = [step_of(objective, batch) for batch in batches.epoch(0)]
+
+    def bare() -> None:
+        objective.train()
+        for step in ready:
+            step()
+
+    fabric = Fabric(accelerator="cpu", devices=1)
+    limit = 1 + SLACK * training.MOST_OVERHEAD
+    looped = partial(fit, training.objective("shared"), batches, TrainingConfig(epochs=1))
+    assert over_plain(bare, lambda: looped(fabric=fabric), limit) <= limit
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("inputs", lif.RANGES)
+def test_moments_of_spiking_neurons(inputs, dtype):
+    random = np.random.default_rng(0)
+    mu, sigma = (random.uniform(*ends, lif.ELEMENTS) for ends in lif.RANGES[inputs])
+    given = torch.tensor(mu, dtype=dtype), torch.tensor(sigma**2, dtype=dtype)
+    neurons, ratio = covary.activations.lif(), mu / sigma
+    limit = SLACK * lif.MOST_OVER_DAWSON
+    assert over_plain(lambda: dawsn(ratio), lambda: neurons(*given), limit) <= limit

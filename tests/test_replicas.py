@@ -73,7 +73,7 @@ def train_both_ways(nets, loss_of, x, y, *, epochs=12, **settings):
         for net, mine, seed in zip(alone, rows, seeds, strict=True)
     ]
     for row, *others in zip(history, *histories, strict=True):
-        assert row["loss"] == pytest.approx(sum(other["loss"] for other in others), rel=1e-4)
+        assert row.loss == pytest.approx(sum(other.loss for other in others), rel=1e-4)
     return [objective.net for objective in together.unstack()], alone
 
 

@@ -366,7 +366,7 @@ def test_a_resumed_and_interrupted_history(small):
     row = '{"kind": "epoch", "step": 9, "epoch": %d, "loss": %d}\n'
     text = row % (1, 3) + row % (2, 2) + row % (2, 1) + '{"kind": "epo'
     (small / "metrics.jsonl").write_text(text, encoding="utf-8")
-    assert [row["loss"] for row in report.read(small).run.history] == [3, 1]
+    assert [row.loss for row in report.read(small).run.history] == [3, 1]
     (small / "metrics.jsonl").write_text("oops\n" + text, encoding="utf-8")
     with pytest.raises(FileError, match="line 1, is not a row of metrics"):
         report.read(small)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from covary import covariance
 from covary.data import DataError, Dataset
 from covary.files import FileError
 from covary.runs import (
+    Choices,
     DataConfig,
     DeviceConfig,
     ModelConfig,
@@ -33,14 +34,14 @@ from covary.runs.training import resolve, train
 from covary.training import Silent, TrainingConfig
 from covary.uncertainty import metrics, scores
 
-QUICK = {"epochs": 3, "hidden": (12, 8), "batch_size": 128}
+QUICK = Choices(epochs=3, hidden=(12, 8), batch_size=128)
 
 
 def trained(path, name: str, **chosen) -> Run:
     config = DataConfig(name=name)
     dataset, schema = load_data(config)
     run = Run(path)
-    train(resolve(config, dataset, QUICK | chosen), dataset, run, schema=schema)
+    train(resolve(config, dataset, replace(QUICK, **chosen)), dataset, run, schema=schema)
     return run
 
 
@@ -92,8 +93,8 @@ def test_changed_code_marks_the_commit_of_a_result(monkeypatch):
 
     monkeypatch.setattr(directory, "_git", git)
     now = datetime.now(timezone.utc)
-    assert directory.environment(now)["git_commit"] == "abc"
-    assert directory.environment(now, code=[other])["git_commit"] == "abc-dirty"
+    assert directory.environment(now).git_commit == "abc"
+    assert directory.environment(now, code=[other]).git_commit == "abc-dirty"
 
 
 def test_a_configuration_survives_its_file(tmp_path):
@@ -265,12 +266,20 @@ def test_a_set_without_a_training_part_is_refused():
         y_test=torch.zeros(5, dtype=torch.int64),
     )
     with pytest.raises(DataError, match=r"no training part.*--ood notmnist"):
-        resolve(DataConfig(name="notmnist"), dataset, {})
+        resolve(DataConfig(name="notmnist"), dataset, Choices())
+
+
+def test_all_that_decides_a_network_and_its_training_can_be_chosen():
+    sections = (ModelConfig, TrainingConfig, RunConfig)
+    options = {f.name for each in sections for f in fields(each) if "help" in f.metadata}
+    assert {field.name for field in fields(Choices)} == options | {"seed"}
+    with pytest.raises(TypeError, match="epoch"):
+        Choices(epoch=3)
 
 
 def test_presets_are_those_of_the_paper():
     dataset, _ = load_data(DataConfig(name="quadrants"))
-    config = resolve(DataConfig(name="quadrants"), dataset, {})
+    config = resolve(DataConfig(name="quadrants"), dataset, Choices())
     assert config.model.widths == [2, 64, 32, 16, 8, 2]
     assert config.model.noise == (0.5,) * 5
     assert (config.training.epochs, config.training.batch_size) == (20, 128)
@@ -281,8 +290,9 @@ def test_double_precision_and_augmentation(tmp_path):
     config = DataConfig(name="digits", augment=True)
     dataset, _ = load_data(config)
     run = Run(tmp_path)
-    history = train(resolve(config, dataset, QUICK | {"precision": "64-true"}), dataset, run)
-    assert history[-1]["loss"] < history[0]["loss"]
+    chosen = replace(QUICK, precision="64-true")
+    history = train(resolve(config, dataset, chosen), dataset, run)
+    assert history[-1].loss < history[0].loss
     moons = DataConfig(name="two-moons", augment=True)
     dataset, _ = load_data(moons)
     with pytest.raises(DataError, match="for images"):
@@ -315,7 +325,7 @@ def test_overwriting_leaves_nothing_of_the_run_before(tmp_path):
     assert run.is_current(run.evaluation)
     (run.path / "mine.txt").write_text("kept")
     dataset, _ = load_data(DataConfig(name="two-moons"))
-    more = resolve(DataConfig(name="two-moons"), dataset, QUICK | {"epochs": 2})
+    more = resolve(DataConfig(name="two-moons"), dataset, replace(QUICK, epochs=2))
     train(more, dataset, run, existing="resume")
     assert not run.is_current(run.evaluation)
     train(more, dataset, run, existing="overwrite")
@@ -326,7 +336,7 @@ def test_overwriting_leaves_nothing_of_the_run_before(tmp_path):
 def test_a_run_is_never_resumed_to_fewer_epochs(tmp_path):
     run = trained(tmp_path / "run", "two-moons", epochs=3)
     dataset, _ = load_data(DataConfig(name="two-moons"))
-    fewer = resolve(DataConfig(name="two-moons"), dataset, QUICK | {"epochs": 2})
+    fewer = resolve(DataConfig(name="two-moons"), dataset, replace(QUICK, epochs=2))
     with pytest.raises(RunError, match=r"training\.epochs: 2, not 3"):
         train(fewer, dataset, run, existing="resume")
 
@@ -343,7 +353,7 @@ def test_wrong_options_leave_no_folder(tmp_path):
     config = DataConfig(name="digits")
     dataset, _ = load_data(config)
     with pytest.raises(ValueError, match="precision"):
-        resolve(config, dataset, QUICK | {"precision": "bf16-true"})
+        resolve(config, dataset, replace(QUICK, precision="bf16-true"))
     with pytest.raises(ValueError, match="strategy"):
         train(
             resolve(config, dataset, QUICK),
@@ -357,7 +367,7 @@ def test_wrong_options_leave_no_folder(tmp_path):
 def test_a_preset_of_noise_fits_any_number_of_layers():
     dataset, _ = load_data(DataConfig(name="diabetes"))
     named = replace(dataset, name="yacht")
-    config = resolve(DataConfig(name="yacht"), named, {"hidden": (50, 40)})
+    config = resolve(DataConfig(name="yacht"), named, Choices(hidden=(50, 40)))
     assert config.model.noise == (0.3, 0.0, 0.0)
     config.model.build()
 
@@ -398,7 +408,7 @@ def test_a_finished_run_without_its_checkpoint_is_left_alone(tmp_path, epochs):
     run.checkpoint_path.unlink()
     before = _files(run)
     dataset, _ = load_data(DataConfig(name="two-moons"))
-    config = resolve(DataConfig(name="two-moons"), dataset, QUICK | {"epochs": epochs})
+    config = resolve(DataConfig(name="two-moons"), dataset, replace(QUICK, epochs=epochs))
     with pytest.raises(RunError, match=r"checkpoint\.safetensors.* is not there.*--overwrite"):
         train(config, dataset, run, existing="resume")
     assert _files(run) == before
@@ -421,7 +431,7 @@ def test_a_damaged_checkpoint_costs_nothing_else(tmp_path, damage):
     run.checkpoint_path.write_bytes(damage(run.checkpoint_path.read_bytes()))
     before = _files(run)
     dataset, _ = load_data(DataConfig(name="two-moons"))
-    config = resolve(DataConfig(name="two-moons"), dataset, QUICK | {"epochs": 4})
+    config = resolve(DataConfig(name="two-moons"), dataset, replace(QUICK, epochs=4))
     with pytest.raises(ValueError, match=r"checkpoint\.safetensors"):
         train(config, dataset, run, existing="resume")
     assert _files(run) == before
@@ -444,7 +454,7 @@ def test_what_is_replaced_stays_until_there_is_something_in_its_place(tmp_path):
     evaluate(run)
     before = _files(run)
     dataset, _ = load_data(DataConfig(name="two-moons"))
-    config = resolve(DataConfig(name="two-moons"), dataset, QUICK | {"hidden": (5,)})
+    config = resolve(DataConfig(name="two-moons"), dataset, replace(QUICK, hidden=(5,)))
     with pytest.raises(MemoryError):
         train(config, dataset, run, existing="overwrite", display=Fails(1))
     assert _files(run) == before
@@ -467,7 +477,7 @@ def test_a_process_that_is_killed_while_it_replaces_a_run_loses_nothing(tmp_path
     before = _files(run)
     run.put_aside()
     dataset, _ = load_data(DataConfig(name="two-moons"))
-    config = resolve(DataConfig(name="two-moons"), dataset, QUICK | {"epochs": 1})
+    config = resolve(DataConfig(name="two-moons"), dataset, replace(QUICK, epochs=1))
     with pytest.raises(RunError, match="holds a run already"):
         train(config, dataset, run)
     assert _files(run) == before
@@ -493,7 +503,7 @@ def test_what_cannot_be_built_replaces_nothing(tmp_path):
     run = trained(tmp_path / "run", "two-moons", epochs=1)
     before = _files(run)
     dataset, _ = load_data(DataConfig(name="two-moons"))
-    config = resolve(DataConfig(name="two-moons"), dataset, QUICK | {"hidden": (3, -1)})
+    config = resolve(DataConfig(name="two-moons"), dataset, replace(QUICK, hidden=(3, -1)))
     with pytest.raises((ValueError, RuntimeError)):
         train(config, dataset, run, existing="overwrite")
     assert _files(run) == before

@@ -414,6 +414,29 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path, monkeypatch):
         assert remedy in message
 
 
+@pytest.mark.parametrize("ragged", ["1", "1,2,3", "1,2,3,4,5,6"])
+def test_lines_that_do_not_fit_hide_no_other_problem(tmp_path, ragged):
+    made = ["a,b,c,y", *(f"{i},{i},{i},{i + 0.5}" for i in range(40))]
+    for line in (5, 40):
+        made[line - 1] = ragged
+    made[5], made[6], made[7] = "1e300,2,3,4", "1,n/k,3,4", "1,2,,4"
+    message = fails(
+        text(tmp_path / "t.csv", "\n".join(made)), "line 5 has", "do not fit: line 40)",
+        "first in line 6", "the first 'n/k' in line 7", "missing in 'c' (1)", "no column 'z'",
+        drop=["z"],
+    )  # fmt: skip
+    assert "has 5 problems" in message
+
+
+def test_lines_that_do_not_fit_are_not_taken_for_other_problems(tmp_path):
+    """Too few rows, or a single class, may be all that is left of a table that is fine."""
+    for rows in (9, 10, 30):
+        wrong = {f"line{i}": "1,2,3" for i in range(2, rows + 1)}
+        assert "problems" not in fails(text(tmp_path / "t.csv", lines(rows=rows, **wrong)))
+    only = lines(rows=30, **{f"line{i}": "1,2,3" for i in range(2, 32)})
+    assert "problems" not in fails(text(tmp_path / "t.csv", only), "line 2 has 3 values")
+
+
 def test_a_target_that_is_not_there_hides_no_other_problem(tmp_path):
     path = text(tmp_path / "t.csv", lines(line6="1e300,1"))
     fails(path, "no column 'x'", "'a' is infinite or beyond", target="x")

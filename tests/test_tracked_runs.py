@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 
 import covary
 from covary.nn.fidelity import Fidelity, FidelityRow
-from covary.runs import DataConfig, DeviceConfig, Run, evaluate
+from covary.runs import Choices, DataConfig, DeviceConfig, Run, evaluate
 from covary.runs import tracking as run_tracking
 from covary.runs.directory import weights_digest
 from covary.runs.samples import load_data, validation_rows
@@ -19,13 +20,13 @@ from covary.runs.tracking import fidelity_of, summary
 from covary.runs.training import resolve, train
 from covary.training import Silent
 
-QUICK = {"epochs": 3, "hidden": (24, 16, 12), "batch_size": 128, "activation": "relu"}
+QUICK = Choices(epochs=3, hidden=(24, 16, 12), batch_size=128, activation="relu")
 
 
 def configured(name: str, **chosen):
     data = DataConfig(name=name)
     dataset, _ = load_data(data)
-    return resolve(data, dataset, QUICK | chosen), dataset
+    return resolve(data, dataset, replace(QUICK, **chosen)), dataset
 
 
 def trained(path, name: str = "digits", **chosen) -> Run:

@@ -21,6 +21,7 @@ from covary.training import (
     Checkpoint,
     ClassificationLoss,
     DivergedError,
+    Epoch,
     GaussianLikelihood,
     MetricsLog,
     RegressionLoss,
@@ -72,10 +73,10 @@ def test_the_loop_is_the_loop_everyone_writes():
             loss.backward()
             optimizer.step()
             losses.append(loss.item() * len(rows_x))
-        assert history[epoch]["loss"] == pytest.approx(sum(losses) / 70, rel=1e-5)
+        assert history[epoch].loss == pytest.approx(sum(losses) / 70, rel=1e-5)
     for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, other)
-    assert [row["step"] for row in history] == [5, 10, 15, 20]
+    assert [row.step for row in history] == [5, 10, 15, 20]
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
@@ -86,7 +87,7 @@ def test_training_lowers_the_loss(optimizer, schedule):
         epochs=30, batch_size=32, lr=1e-2, optimizer=optimizer, schedule=schedule
     )
     history = fit(objective(), TensorBatches(x, y, 32), config)
-    assert history[-1]["loss"] < 0.6 * history[0]["loss"]
+    assert history[-1].loss < 0.6 * history[0].loss
 
 
 def test_regression_loss_counts_in_deviations_of_the_target():
@@ -303,8 +304,8 @@ def test_a_run_that_was_killed_ends_where_it_would_have(tmp_path, at, minutes):
     fit(resumed, batches, CONFIG, checkpoint=checkpoint, resume=True, log=log)
     assert_same(weights(resumed), weights(whole))
     rows = read_log(tmp_path / "log.jsonl")
-    assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
-    assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in expected])
+    assert [row.epoch for row in rows] == [1, 2, 3, 4]
+    assert [row.loss for row in rows] == pytest.approx([row.loss for row in expected])
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path):
@@ -390,24 +391,31 @@ def test_stop_ends_training_early():
         TensorBatches(*problem(), 16),
         CONFIG,
         validate=lambda: {"validation_loss": 1.0},
-        stop=lambda row: row["epoch"] == 2,
+        stop=lambda row: row.epoch == 2,
     )
-    assert [row["validation_loss"] for row in history] == [1.0, 1.0]
+    assert [row.measured["validation_loss"] for row in history] == [1.0, 1.0]
 
 
 def test_the_log_is_json_and_tensorboard(tmp_path):
     from tensorboardX.event_file_writer import EventFileWriter  # noqa: F401  (it is installed)
 
     log = MetricsLog(tmp_path / "m.jsonl")
-    log.write({"epoch": 1, "step": 3, "loss": 0.5, "entropy_wrong": math.nan})
-    log.write({"epoch": 2, "step": 6, "loss": 0.25})
+    rates = {"lr": 0.1, "samples_per_second": 9.0, "seconds": 2.0, "seconds_outside_steps": 1.0}
+    undefined = {"entropy_wrong": math.nan}
+    log.write(Epoch(epoch=1, step=3, loss=0.5, **rates, measured={"accuracy": 0.9, **undefined}))
+    log.write(Epoch(epoch=2, step=6, loss=math.inf, **rates, measured={}))
     log.close()
     with (tmp_path / "m.jsonl").open("a") as file:
         file.write('{"epoch": 3, "st')  # a process killed while it wrote
-    assert [json.dumps(row) for row in read_log(tmp_path / "m.jsonl")] == [
-        '{"epoch": 1, "step": 3, "loss": 0.5, "entropy_wrong": null}',
-        '{"epoch": 2, "step": 6, "loss": 0.25}',
-    ]
+    first, second, _ = (tmp_path / "m.jsonl").read_text().splitlines()
+    known = {"kind": "epoch", "epoch": 1, "step": 3, "loss": 0.5, "accuracy": 0.9, **rates}
+    assert json.loads(first) == known | {"entropy_wrong": None}
+    assert json.loads(second)["loss"] is None
+    one, two = read_log(tmp_path / "m.jsonl")
+    assert (one.epoch, one.step, one.loss, one.seconds) == (1, 3, 0.5, 2.0)
+    assert one.measured == {"accuracy": 0.9, "entropy_wrong": pytest.approx(math.nan, nan_ok=True)}
+    assert math.isnan(two.loss)
     log.rewind(3)
-    assert [row["step"] for row in read_log(tmp_path / "m.jsonl")] == [3]
+    assert [row.step for row in read_log(tmp_path / "m.jsonl")] == [3]
+    assert (tmp_path / "m.jsonl").read_text() == first + "\n"
     assert list((tmp_path / "tensorboard").iterdir())

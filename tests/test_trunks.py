@@ -13,7 +13,7 @@ from covary import models
 from covary.activations import LIF
 from covary.cli import app
 from covary.data import Dataset
-from covary.runs import DataConfig, ModelConfig, Run
+from covary.runs import Choices, DataConfig, ModelConfig, Run
 from covary.runs.training import resolve, train
 
 SHAPES = {"lenet": (1, 28, 28), "lenet5": (1, 28, 28), "vgg13": (3, 32, 32)}
@@ -118,8 +118,8 @@ def bright_and_dark(shape, samples=48):
 
 def trained(path, epochs, **more):
     dataset = bright_and_dark((3, 15, 15))
-    chosen = {"trunk": "lenet5", "hidden": (4,), "schedule": "constant", "batch_size": 16}
-    config = resolve(DataConfig(name="cifar10"), dataset, chosen | {"epochs": epochs})
+    chosen = Choices(trunk="lenet5", hidden=(4,), schedule="constant", batch_size=16, epochs=epochs)
+    config = resolve(DataConfig(name="cifar10"), dataset, chosen)
     run = Run(path)
     train(config, dataset, run, **more)
     return run.network()
@@ -143,7 +143,7 @@ def test_a_training_that_was_stopped_ends_with_the_same_weights(tmp_path):
     ],
 )
 def test_presets_behind_trunks(trunk, shape, activation, hidden):
-    chosen = {"trunk": trunk, "activation": activation}
+    chosen = Choices(trunk=trunk, activation=activation)
     config = resolve(DataConfig(name="cifar10"), bright_and_dark(shape, 4), chosen)
     assert config.model.hidden == hidden
     assert len(config.model.noise) in (1, len(hidden) + 1)
@@ -168,7 +168,7 @@ def test_a_trained_trunk_is_taken_and_left_as_it_is(tmp_path):
 
     def run_of(name: str, **chosen) -> Run:
         run, data = Run(tmp_path / name), DataConfig(name="shapes")
-        train(resolve(data, images(), {"epochs": 2, "hidden": (8,), **chosen}), images(), run)
+        train(resolve(data, images(), Choices(epochs=2, hidden=(8,), **chosen)), images(), run)
         return run
 
     first = run_of("first", trunk="vgg13")

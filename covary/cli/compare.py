@@ -14,7 +14,7 @@ from covary.compare import CompareConfig, Comparison, Summary, method_names
 from covary.compare import compare as compare_methods
 from covary.compare.groups import check_methods
 from covary.compare.methods import ood_key
-from covary.runs.config import PER_SAMPLE_HELP, DataConfig, ModelConfig
+from covary.runs.config import PER_SAMPLE_HELP, Choices, DataConfig, ModelConfig
 from covary.training import Silent, TrainingConfig, terminal_or_lines
 from covary.uncertainty.metrics import METRICS
 from covary.uncertainty.scores import about
@@ -97,7 +97,7 @@ def compare(
     - `covary compare houses.csv --target price --missing mean --resume`
     """
     with common.wrong_use():
-        options.check_existing(resume=resume, overwrite=overwrite)
+        existing = options.existing_of(resume=resume, overwrite=overwrite)
         check_methods(_listed(methods))
         data_config = options.data_config(data, chosen)
         settings = CompareConfig(**taken(CompareConfig, chosen))
@@ -109,11 +109,10 @@ def compare(
         seeds=common.seeds(seeds, "--seeds"),
         methods=_listed(methods),
         covariance=covariance,
-        chosen=chosen,
+        chosen=Choices(**chosen),
         settings=settings,
         data_dir=data_dir,
-        resume=resume,
-        overwrite=overwrite,
+        existing=existing,
         say=say,
         display=Silent if as_json else lambda: terminal_or_lines(common.voice),
     )

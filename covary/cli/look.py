@@ -97,17 +97,13 @@ def calibrate(
         raise typer.BadParameter(f"{noise!r} is not one of {', '.join(NOISE)}.")
     opened = runs.open(run, data_dir=data_dir)
     found = runs.calibrate(opened, covariance=covariance, noise=noise, progress=common.progress)
-    assert found.calibration is not None
-    content = found.calibration.to_dict() | {
-        "noise": None if found.noise is None else list(found.noise),
-        "scores": list(found.scores),
-        "samples": found.samples,
-    }
-    del content["kind"]
+    numbers = found.numbers()
+    fitted = {key: getattr(numbers, key) for key in ("temperature", "scale", "offset")}
+    content = {key: value for key, value in fitted.items() if value is not None}
+    content |= {"noise": found.noise, "scores": tuple(found.scores)}
     if as_json:
-        common.show_json(content)
+        common.show_json(content | {"samples": found.samples})
         return
-    del content["samples"]
     content["noise"] = content["noise"] or "as in training"
     common.show_table(
         f"{run}: fitted on {found.samples:,} held-out samples",
@@ -206,7 +202,7 @@ def _show_scores(by_part: Mapping[str, Mapping[str, Numbers]]) -> None:
 
 def _shown(value: object) -> str:
     """A number, a list of them or a text as a cell of a table."""
-    if isinstance(value, list):
+    if isinstance(value, tuple):
         return ", ".join(map(_shown, value)) or "none"
     if isinstance(value, float):
         return f"{value:.4g}"

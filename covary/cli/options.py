@@ -18,6 +18,7 @@ import typer
 from covary.cli import common
 from covary.data import describe
 from covary.runs.config import PER_SAMPLE_HELP, DataConfig
+from covary.runs.training import Existing
 
 NETWORK = "Network"
 Result = TypeVar("Result")
@@ -128,10 +129,11 @@ def data_config(data: str, chosen: Chosen) -> DataConfig:
     return DataConfig(name=str(Path(data).resolve()), **values)
 
 
-def check_existing(*, resume: bool, overwrite: bool) -> None:
-    """Refuse two ways of treating what is in the folder."""
+def existing_of(*, resume: bool, overwrite: bool) -> Existing:
+    """What to do with what is in the folder already; two ways of treating it are refused."""
     if resume and overwrite:
         raise ValueError("--resume goes on with it, --overwrite replaces it: choose one.")
+    return "resume" if resume else "overwrite" if overwrite else "refuse"
 
 
 Data = Annotated[

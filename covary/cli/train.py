@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,12 +13,12 @@ from covary.cli.common import DataDir, Debug, Json, Seed, reported, say
 from covary.cli.options import Chosen, configured, taken
 from covary.covariance import class_name
 from covary.data import Dataset
-from covary.runs import DataConfig, DeviceConfig, ModelConfig, Run, RunConfig
+from covary.runs import Choices, DataConfig, DeviceConfig, ModelConfig, Run, RunConfig
 from covary.runs.samples import load_data, validation_rows
 from covary.runs.tracking import summary
 from covary.runs.training import resolve
 from covary.runs.training import train as train_run
-from covary.training import Silent, TrainingConfig, terminal_or_lines
+from covary.training import Epoch, Silent, TrainingConfig, terminal_or_lines
 
 _SECTIONS = (ModelConfig, TrainingConfig, DataConfig, RunConfig, DeviceConfig)
 
@@ -60,14 +60,14 @@ def train(
     """
     with common.wrong_use():
         devices = DeviceConfig(**taken(DeviceConfig, chosen))
-        options.check_existing(resume=resume, overwrite=overwrite)
+        existing = options.existing_of(resume=resume, overwrite=overwrite)
         of_data = options.data_config(data, chosen)
     if chosen["trunk_from"] is not None:
         chosen["trunk"] = chosen["trunk"] or Run(chosen["trunk_from"]).config.model.trunk or None
         chosen["trunk_from"] = str(Path(chosen["trunk_from"]).resolve())
     dataset, schema = load_data(of_data, data_dir=data_dir, seed=seed)
     with common.wrong_use():
-        config = resolve(of_data, dataset, {**chosen, "seed": seed})
+        config = resolve(of_data, dataset, Choices(**chosen, seed=seed))
         config.model.build()
         late = [epoch for epoch in devices.keep if not 1 <= epoch <= config.training.epochs]
         if late:
@@ -89,7 +89,7 @@ def train(
         dataset,
         run,
         schema=schema,
-        existing="resume" if resume else "overwrite" if overwrite else "refuse",
+        existing=existing,
         display=Silent() if as_json else terminal_or_lines(common.voice),
         devices=devices,
     )
@@ -109,11 +109,12 @@ def _plan(config: RunConfig, dataset: Dataset, run: Run) -> str:
     )
 
 
-def _show_trained(run: Run, config: RunConfig, history: list[Any], *, as_json: bool) -> None:
+def _show_trained(run: Run, config: RunConfig, history: list[Epoch], *, as_json: bool) -> None:
     measured = run.tracking if class_name(config.model.covariance) == "tracked" else None
     if as_json:
         rows = None if measured is None else [row._asdict() for row in measured.rows]
-        result = {"run": str(run.path), "config": asdict(config), "epochs": history}
+        epochs = [epoch.to_json() for epoch in history]
+        result = {"run": str(run.path), "config": asdict(config), "epochs": epochs}
         common.show_json(result | {"fidelity": rows})
         return
     if not history:

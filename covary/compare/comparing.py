@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from covary.attacks import fgsm
 from covary.compare.comparison import (
+    Begun,
     CompareConfig,
     Comparison,
     Costs,
@@ -28,11 +28,10 @@ from covary.compare.groups import Group, groups
 from covary.compare.methods import BATCH, Method, rows_of
 from covary.compare.trained_networks import KINDS, TrainedNetworks
 from covary.data import Dataset, Schema
-from covary.files import read_json, write_json
 from covary.runs import costs
-from covary.runs.config import DataConfig, RunConfig, check_covariance
+from covary.runs.config import Choices, DataConfig, RunConfig, check_covariance
 from covary.runs.directory import Run, RunError, environment
-from covary.runs.records import decoded, to_json
+from covary.runs.records import Stored
 from covary.runs.samples import load_data, ood_sets, validation_rows
 from covary.runs.tracking import quietly
 from covary.runs.training import Existing, resolve, train
@@ -44,7 +43,7 @@ _LEAST_HELD_OUT = 10
 _PIXELS = 255.0  # the range of an image's bytes
 RESULT, SETTINGS, COSTS = "compare.json", "settings.json", "costs.json"
 _ANEW = "Remove the file and run covary compare again, with --resume."
-Kept = TypeVar("Kept")
+Kept = TypeVar("Kept", bound=Stored)
 Say = Callable[[str], None]
 
 
@@ -57,11 +56,10 @@ def compare(
     seeds: Sequence[int] = (0,),
     methods: Sequence[str] = (),
     covariance: str = "tracked",
-    chosen: Mapping[str, Any] | None = None,
+    chosen: Choices | None = None,
     settings: CompareConfig | None = None,
     data_dir: str | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
+    existing: Existing = "refuse",
     say: Say = lambda _sentence: None,
     display: Callable[[], Display] = Silent,
 ) -> Comparison:
@@ -70,7 +68,7 @@ def compare(
     All networks have the same widths, rows, batches, optimizer and number of epochs. What a method
     needs beyond that (a temperature, a constant variance, a prior) is fitted on the run's held-out
     rows. Results go to ``compare.json`` in the folder; each method's numbers for a seed are kept as
-    soon as they are measured, each network as soon as it is trained; ``resume`` goes on from there.
+    soon as they are there, each network when it is trained, and ``"resume"`` goes on from there.
 
     Args:
         data: which data.
@@ -81,25 +79,26 @@ def compare(
             None given: all.
         covariance: how the moment network stores its own where it is measured: ``"tracked"``,
             ``"full"`` (exact, and dear in wide networks) or ``"diagonal"``.
-        chosen: settings of the network and of training, as in ``covary.runs.training.resolve``.
+        chosen: settings of the network and of training; those of the data's preset for the rest.
         settings: of the methods compared with.
         data_dir: where data are looked for first.
-        resume: go on with the comparison in the folder.
-        overwrite: replace the comparison in the folder.
+        existing: what to do with a comparison that is in the folder: ``"refuse"`` to touch it,
+            ``"resume"`` it where it stopped, or ``"overwrite"`` it.
         say: told what is being done.
         display: makes what shows a training's progress.
     """
     started = datetime.now(timezone.utc)
-    settings, chosen = settings or CompareConfig(), chosen or {}
+    settings, chosen = settings or CompareConfig(), chosen or Choices()
     if not seeds or len(set(seeds)) != len(seeds):
         raise ValueError(f"A comparison needs seeds, each once; got {list(seeds)}.")
     per_seed: dict[int, dict[str, GroupScores]] = {}
     notes: list[str] = []
     for seed in seeds:
-        work = _prepared(data, {**chosen, "seed": seed}, methods, covariance, ood, data_dir)
+        work = _prepared(data, replace(chosen, seed=seed), methods, covariance, ood, data_dir)
         if seed == seeds[0]:
             # Not earlier: a folder begun with a wrong choice would refuse the right one.
-            _make_folder(out, data, chosen, settings, resume=resume, overwrite=overwrite)
+            begun = Begun(data=data, chosen=chosen, **vars(settings))
+            _make_folder(out, begun, existing)
         run = Run(out / f"seed-{seed}" / "mnn", data_dir=data_dir)
         _train(work, run, say, display())
         nets = TrainedNetworks(
@@ -125,7 +124,8 @@ def compare(
         notes=tuple(notes),
         covariance=covariance,
         fidelity={seed: each for seed, each in fidelity.items() if each is not None},
-        **environment(started, seed=seeds[0]),
+        seed=seeds[0],
+        **vars(environment(started)),
     ).write(out / RESULT)
 
 
@@ -142,16 +142,16 @@ class _Work(NamedTuple):
 
 def _prepared(
     data: DataConfig,
-    chosen: Mapping[str, Any],
+    chosen: Choices,
     methods: Sequence[str],
     covariance: str,
     ood: Sequence[str],
     data_dir: str | None,
 ) -> _Work:
     """All that can be known before hours of training; what cannot be done is said now."""
-    seed = chosen["seed"]
+    seed = chosen.seed or 0
     dataset, schema = load_data(data, data_dir=data_dir, seed=seed)
-    config = resolve(data, dataset, dict(chosen))
+    config = resolve(data, dataset, chosen)
     wanted = groups(config.model.task, methods)
     check_covariance(covariance)
     others, news = ood_sets(config.data, schema, dataset, ood, data_dir=data_dir, seed=seed)
@@ -169,57 +169,40 @@ def _prepared(
 
 def _train(work: _Work, run: Run, say: Say, display: Display) -> None:
     """Train the moment neural network of a seed, or what is left of its training."""
-    if not run.model_path.exists():
+    if run.model_path.exists():
+        if run.config == work.config:
+            return  # nothing of it is touched
+    else:
         say(f"seed {work.config.training.seed}: training mnn")
     existing: Existing = "resume" if run.exists() else "refuse"
     train(work.config, work.dataset, run, schema=work.schema, existing=existing, display=display)
 
 
-def _make_folder(
-    folder: Path,
-    data: DataConfig,
-    chosen: Mapping[str, Any],
-    settings: CompareConfig,
-    *,
-    resume: bool,
-    overwrite: bool,
-) -> None:
+def _make_folder(folder: Path, begun: Begun, existing: Existing) -> None:
     """Make the folder, or refuse to touch the comparison that is there."""
     path = folder / SETTINGS
-    given = {key: value for key, value in chosen.items() if value is not None}
-    # By way of JSON, so that what is read back is the same.
-    now = json.loads(json.dumps({"data": asdict(data), "chosen": given} | asdict(settings)))
-    if path.exists() and not overwrite:
-        if not resume:
-            raise RunError(
-                f"{folder} holds a comparison already. Go on with it (--resume), replace it "
-                "(--overwrite) or choose another folder (--out)."
-            )
-        before = read_json(path)
-        different = list(_differences(before, now))
+    if path.exists() and existing == "refuse":
+        raise RunError(
+            f"{folder} holds a comparison already. Go on with it (--resume), replace it "
+            "(--overwrite) or choose another folder (--out)."
+        )
+    if path.exists() and existing == "resume":
+        different = begun.differences(Begun.read(path, "Replace all of it (--overwrite)."))
         if different:
             raise RunError(
                 f"{folder} was begun with another choice of {', '.join(different)}. Resume "
                 "with the command it was begun with (seeds, methods, covariance and "
                 "out-of-distribution data may be others), or choose another folder (--out)."
             )
-    elif path.exists():
+        Run(folder).check_replaceable(folder / RESULT)
+        return
+    if path.exists():
         _clear(folder)
     elif folder.is_dir() and any(folder.iterdir()):
         raise RunError(
             f"{folder} is not empty and holds no comparison. Choose another folder (--out)."
         )
-    write_json(path, now)
-
-
-def _differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
-    """The names of settings that are not as before, such as ``epochs: 11, not 10``."""
-    if not isinstance(now, dict) or not isinstance(before, dict):
-        if now != before:
-            yield f"{name}: {now}, not {before}"
-        return
-    for key in sorted({*now, *(before if name else ())}):
-        yield from _differences(before.get(key), now.get(key), key)
+    begun.write(path)
 
 
 def _clear(path: Path) -> None:
@@ -236,15 +219,8 @@ def _clear(path: Path) -> None:
 
 
 def _kept(cls: type[Kept], path: Path) -> Kept | None:
-    """The content of a file that an earlier comparison left; None if there is none."""
-    return decoded(cls, read_json(path, _ANEW), str(path), _ANEW) if path.exists() else None
-
-
-def _keep(record: Kept, path: Path) -> Kept:
-    """Write a file, and give what whoever reads it will get."""
-    content = to_json(record)
-    write_json(path, content)
-    return decoded(type(record), content, str(path))
+    """The content of a file that an earlier comparison has left; None if there is none."""
+    return cls.read(path, _ANEW) if path.exists() else None
 
 
 def _measured(
@@ -261,14 +237,13 @@ def _measured(
     before = len(nets.notes)
     methods = list(group.make(nets))
     say(f"seed {nets.config.training.seed}: measuring {name}")
-    found = GroupScores(
+    return GroupScores(
         ood=tuple(ood),
         methods=tuple(_scored(methods, nets, ood)),
         notes=tuple(nets.notes[before:]),
         covariance=covariance,
         fidelity=nets.fidelity if name == "mnn" else None,
-    )
-    return _keep(found, path)
+    ).write(path)
 
 
 def _scored(
@@ -307,7 +282,7 @@ def _costs(path: Path, wanted: Mapping[str, Group], nets: TrainedNetworks, say: 
         inference = costs.fastest(passes, range(_ROUNDS))
     kinds = {group.trains for group in wanted.values()} | {"plain"}
     steps = costs.fastest({kind: _step(kind, nets) for kind in sorted(kinds)}, range(_ROUNDS))
-    found = Costs(
+    return Costs(
         batch=len(batch),
         threads=torch.get_num_threads(),
         training={
@@ -316,8 +291,7 @@ def _costs(path: Path, wanted: Mapping[str, Group], nets: TrainedNetworks, say: 
         },
         inference={name: seconds / inference["bare"] for name, seconds in inference.items()},
         covariance=nets.covariance,
-    )
-    return _keep(found, path)
+    ).write(path)
 
 
 def _step(kind: str, nets: TrainedNetworks) -> Callable[[], object]:

@@ -9,8 +9,8 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from covary.runs.config import RunConfig
-from covary.runs.records import Numbers, Record
+from covary.runs.config import Choices, DataConfig, RunConfig
+from covary.runs.records import Numbers, Record, Stored
 from covary.runs.results import TrackedFidelity
 from covary.training.config import option
 
@@ -48,6 +48,23 @@ class CompareConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Begun(CompareConfig, Stored):
+    """What a comparison was begun with, and is gone on with: ``settings.json``."""
+
+    data: DataConfig
+    chosen: Choices
+
+    def differences(self, other: Begun) -> list[str]:
+        """What is not the same, as ``epochs: 11, not 10``."""
+        ours, theirs = (vars(one) | vars(one.data) | vars(one.chosen) for one in (self, other))
+        return [
+            f"{key}: {value}, not {theirs[key]}"
+            for key, value in sorted(ours.items())
+            if key not in ("data", "chosen") and value != theirs[key]
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
 class MethodScores:
     """A method's numbers for a seed."""
 
@@ -57,7 +74,7 @@ class MethodScores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupScores:
+class GroupScores(Stored):
     """The numbers of the methods that share networks, for a seed: ``seed-S/GROUP.json``."""
 
     ood: tuple[str, ...]  # out-of-distribution data that they were measured on
@@ -68,7 +85,7 @@ class GroupScores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Costs:
+class Costs(Stored):
     """Times over those of the plain network: ``costs.json``."""
 
     batch: int  # samples of a pass

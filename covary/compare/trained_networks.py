@@ -33,6 +33,7 @@ from covary.training import (
     TensorBatches,
     fit,
 )
+from covary.training.checkpoint import load_weights
 
 KINDS = ("plain", "dropout", "gaussian", "smsc")
 
@@ -108,7 +109,7 @@ class TrainedNetworks:
         net = self.build(kind, member)
         self._claim(folder, kind, member)
         if folder.model_path.exists():
-            net.load_state_dict(read_tensors(folder.model_path)[0])
+            load_weights(net, read_tensors(folder.model_path)[0], folder.model_path)
             return net.to(self.device).eval()
         self._train(net, folder, kind, member)
         folder.save_network(net)
@@ -177,6 +178,6 @@ class TrainedNetworks:
             write_json(path, decides)
         elif read_json(path) != decides:
             raise RunError(
-                f"{folder.path} was trained with another configuration. Replace all (--overwrite), "
-                "or choose another folder (--out)."
+                f"{path} says that the network was trained with another configuration. Replace all "
+                "(--overwrite), or choose another folder (--out)."
             )

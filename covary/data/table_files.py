@@ -64,6 +64,7 @@ class CsvTable:
             raise DataError(f"{path} is empty.")
         self.columns = [name.strip() or f"column {i}" for i, name in enumerate(header, start=1)]
         self.refused: dict[str, str] = {}
+        self.is_ragged = False  # whether blocks() left out lines of more or fewer values
         if not np.isnan([as_number(name) for name in self.columns]).any():
             raise DataError(
                 f"{path}: the first line holds numbers alone ({shortened(self.columns, 3)}); "
@@ -99,9 +100,16 @@ class CsvTable:
             raise DataError(f"{self.path} cannot be read ({error}).") from error
 
     def blocks(self, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """The wanted columns as pyarrow arrays of texts, a block of rows at a time."""
+        """The wanted columns as pyarrow arrays of texts, a block of rows at a time.
+
+        Lines that do not fit the header are left out: ``ragged_lines`` tells which.
+        """
         import pyarrow as pa
         from pyarrow import csv as arrow_csv
+
+        def leave_out(_row: Any) -> str:
+            self.is_ragged = True
+            return "skip"
 
         with self._open() as stream:
             try:
@@ -113,7 +121,11 @@ class CsvTable:
                         block_size=BLOCK_BYTES,
                         encoding="utf8" if self.encoding == "utf-8-sig" else self.encoding,
                     ),
-                    arrow_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+                    arrow_csv.ParseOptions(
+                        delimiter=self.delimiter,
+                        newlines_in_values=True,
+                        invalid_row_handler=leave_out,
+                    ),
                     arrow_csv.ConvertOptions(
                         include_columns=wanted,
                         column_types=dict.fromkeys(wanted, pa.string()),
@@ -124,15 +136,15 @@ class CsvTable:
             except pa.ArrowInvalid as error:
                 if "skip initial" in str(error):
                     return  # a header without an end of line, and nothing after it
-                if "UTF8" not in str(error):
-                    self._check_widths()
+                if "UTF8" not in str(error) and (told := self.ragged_lines()):
+                    raise DataError(f"{self.path}: {told}.") from error
                 raise
 
     def places(self, column: str) -> Iterator[tuple[str, str]]:
         """Where each value of a column stands, for messages: ``"line 7"``, and the value."""
         place = self.columns.index(column)
         for line, row in self._rows():
-            if line > self.header_lines:
+            if line > self.header_lines and len(row) == len(self.columns):
                 yield f"line {line}", row[place]
 
     def _rows(self) -> Iterator[tuple[int, list[str]]]:
@@ -147,15 +159,17 @@ class CsvTable:
             except csv.Error as error:
                 raise DataError(f"{self.path}: line {reader.line_num}: {error}.") from error
 
-    def _check_widths(self) -> None:
+    def ragged_lines(self) -> str:
+        """Which lines have more or fewer values than the header, in a sentence; empty if none."""
         wrong = ((line, row) for line, row in self._rows() if len(row) != len(self.columns))
         for first, row in wrong:
             others = shortened(f"line {line}" for line, _ in wrong)
-            raise DataError(
-                f"{self.path}: line {first} has {len(row)} values, expected {len(self.columns)} as "
-                f"in the header{others and f' (others that do not fit: {others})'}; correct the "
-                f"lines, or the delimiter {self.delimiter!r} with --delimiter."
+            return (
+                f"line {first} has {len(row)} values, expected {len(self.columns)} as in the "
+                f"header{others and f' (others that do not fit: {others})'}; correct the lines, or "
+                f"the delimiter {self.delimiter!r} with --delimiter"
             )
+        return ""
 
 
 class ParquetTable:

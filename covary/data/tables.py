@@ -14,6 +14,7 @@ import numpy as np
 from covary.data.dataset import Array, DataError, Dataset, needed
 from covary.data.schema import Column, Rows, Schema
 from covary.data.table_files import (
+    CsvTable,
     Gathered,
     TableFile,
     Values,
@@ -164,6 +165,7 @@ class Reading:
         self.path, self.table, self.schema = path, table, schema
         self.columns: dict[str, Gathered] = {}
         self.notes: list[str] = []
+        self.lacks_rows = False  # lines that do not fit the header are among no column's values
         # by kind: sentences without full stop, and the columns that they are about
         self._problems: dict[str, list[tuple[str, str]]] = {}
 
@@ -224,6 +226,9 @@ class Reading:
         readable = [name for name in there if name not in refused]
         if readable:  # none would be taken for all by pyarrow
             self.columns = gather(self.table, readable, kinds, limits)
+        if isinstance(self.table, CsvTable) and self.table.is_ragged:
+            self.lacks_rows = True
+            self.add(self.table.ragged_lines())
         for column in self.columns.values():
             self._check_values(column)
 
@@ -267,7 +272,7 @@ class Reading:
         columns = {name: self.columns[name] for name in (*inputs, *targets) if name in self.columns}
         total = len(next(iter(columns.values())).values) if columns else 0
         if not total:
-            if columns:
+            if columns and not self.lacks_rows:
                 self.add("has a header but no rows")
             return np.arange(0)
         absent = {
@@ -291,6 +296,8 @@ class Reading:
             self.notes.append(told)
         least = MIN_ROWS if self.schema is None else 1
         if len(rows) < least:
+            if self.lacks_rows:  # too few to say anything of the target
+                return rows[:0]
             self.add(f"{len(rows)} of {total} rows are left, at least {least} are needed")
         return rows
 

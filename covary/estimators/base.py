@@ -20,7 +20,7 @@ from covary.activations import MomentActivation
 from covary.estimators.data import Fold, Standardized, cross_validation, one_part
 from covary.models import Network, mlp, with_covariance
 from covary.moments import Moments
-from covary.training import Display, TrainingConfig, fit, terminal_or_lines
+from covary.training import Display, Epoch, TrainingConfig, fit, terminal_or_lines
 from covary.training.replicas import ReplicaBatches, ReplicaLoss, Replicas
 from covary.uncertainty.agreement import gathered
 from covary.uncertainty.calibration import Mixture, combined
@@ -78,7 +78,7 @@ class EarlyStopping:
         self.waited = torch.zeros(size)
         self.kept: dict[str, Tensor] = {}
 
-    def validate(self) -> dict[str, Any]:
+    def validate(self) -> dict[str, float]:
         """Losses now, averaged over replicas for the record; remembers the best states."""
         self.replicas.eval()
         with torch.no_grad():
@@ -92,7 +92,7 @@ class EarlyStopping:
         self.waited = torch.where(better, 0, self.waited + 1)
         return {"validation_loss": float(loss.mean())}
 
-    def stop(self, _row: dict[str, Any]) -> bool:
+    def stop(self, _epoch: Epoch) -> bool:
         """Whether every replica has waited long enough."""
         return bool((self.waited >= self.patience).all())
 
@@ -116,7 +116,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         noise_: the noise it has.
         noise_scores_: the score of each noise that was tried on held-out data, higher is better.
         n_iter_: epochs that it was trained for.
-        history_: loss and more of each epoch, averaged over networks that were trained together.
+        history_: each ``covary.training.Epoch``, averaged over networks trained together.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ def groups(results: Results) -> list[SampleGroup]:
 
 def histories(results: Results) -> list[draw.Drawing]:
     """Loss, accuracy or error, and entropy through training, as far as they were recorded."""
-    recorded = {key for row in results.run.history for key in row if row[key] is not None}
+    recorded = {key for row in results.run.history for key in row.shown}
     return [
         _history(results, name)
         for name in _HISTORIES
@@ -75,16 +75,16 @@ def histories(results: Results) -> list[draw.Drawing]:
 @draw.house_style()
 def _history(results: Results, name: str) -> draw.Drawing:
     (axes,) = draw.canvas()
-    ends = []
+    ends, history = [], results.run.history
     for column, (label, colour, dash) in _COLUMNS.items():
         key = column.format(name)
-        rows = [row for row in results.run.history if row.get(key) is not None]
-        if rows:
-            epochs, values = ([float(row[what] or 0) for row in rows] for what in ("epoch", key))
-            marker = "o" if len(rows) < 12 else ""
+        points = {row.epoch: row.shown[key] for row in history if key in row.shown}
+        if points:
+            epochs, values = list(points), list(points.values())
+            marker = "o" if len(points) < 12 else ""
             axes.plot(epochs, values, dash, color=colour, label=label, marker=marker, ms=4)
             ends.append(f"{label} {number(values[0])} to {number(values[-1])}")
-    first, last = (int(results.run.history[i]["epoch"] or 0) for i in (0, -1))
+    first, last = history[0].epoch, history[-1].epoch
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if last - first < 3:  # where the locator would put fractions of an epoch
         axes.set(xticks=range(first, last + 1), xlim=(first - 0.5, last + 0.5))

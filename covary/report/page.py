@@ -134,10 +134,10 @@ def _commands(results: Results) -> list[str]:
 
 def _environment(results: Results) -> dict[str, str]:
     """Where and with what the run was made; what differs where it was evaluated, too."""
-    trained, evaluated = results.run.environment, results.evaluation.to_json()
-    rows = {} if trained is None else _flat(trained.to_json())
+    trained, evaluated = results.run.environment, results.evaluation
+    rows = {} if trained is None else _flat(vars(trained))
     kept = ("versions", "git_commit", "platform", "seed")
-    for name, value in _flat({key: evaluated[key] for key in kept}).items():
+    for name, value in _flat({key: getattr(evaluated, key) for key in kept}).items():
         rows[f"{name} (evaluation)" if rows.get(name, value) != value else name] = value
     return rows
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from covary.runs.predictions import Predictions
+from covary.runs.records import Numbers
 from covary.runs.results import MeasuredNumber
 from covary.uncertainty.metrics import METRICS
 
@@ -159,7 +160,7 @@ def title_and_meaning(name: str) -> tuple[str, str]:
     return (known.title, known.meaning) if known else (name.replace("_", " "), "")
 
 
-def aurocs(metrics: Mapping[str, Any]) -> str:
+def aurocs(metrics: Numbers) -> str:
     """How well entropy and max-softmax tell two groups apart; empty if that was not measured."""
     named = {"auroc_entropy": "entropy", "auroc_max_softmax": "max-softmax"}
     found = [(metrics[key], score) for key, score in named.items() if key in metrics]
@@ -187,7 +188,7 @@ def judged_coverage(share: float, meant: float, count: int) -> str:
     return f": they are too {'narrow' if share < meant else 'wide'}"
 
 
-def contradictions(parts: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def contradictions(parts: Mapping[str, Numbers]) -> Iterator[str]:
     """Where the network's doubt says the opposite of what it should, in sentences.
 
     Args:

@@ -1,7 +1,7 @@
 """Runs: a folder with everything that made a trained network, and what came of it."""
 
 from covary.runs.attack import AttackConfig, attack_run
-from covary.runs.config import DataConfig, DeviceConfig, ModelConfig, RunConfig
+from covary.runs.config import Choices, DataConfig, DeviceConfig, ModelConfig, RunConfig
 from covary.runs.directory import Run, RunError
 from covary.runs.directory import open_run as open
 from covary.runs.evaluation import evaluate
@@ -20,6 +20,7 @@ from covary.runs.verify import verify
 __all__ = [
     "Attack",
     "AttackConfig",
+    "Choices",
     "DataConfig",
     "DeviceConfig",
     "Evaluation",

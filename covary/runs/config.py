@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -240,6 +240,38 @@ class RunConfig:
             for key, value in mine.items()
             if value != theirs[key]
         ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """Settings of a network and its training, as in the configurations; None: not chosen."""
+
+    hidden: tuple[int, ...] | None = None
+    trunk: str | None = None
+    trunk_from: str | None = None
+    activation: str | None = None
+    noise: tuple[float, ...] | None = None
+    covariance: str | None = None
+    batch_norm: bool | None = None
+    poisson: bool | None = None
+    dropout: float | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    weight_decay: float | None = None
+    optimizer: str | None = None
+    schedule: str | None = None
+    clip: float | None = None
+    seed: int | None = None
+    precision: str | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Those that were chosen, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def __or__(self, other: Choices) -> Choices:
+        """The other's choices, and these where it has none."""
+        return replace(self, **other.given())
 
 
 @dataclass(frozen=True, kw_only=True)

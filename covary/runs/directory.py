@@ -26,10 +26,10 @@ from covary.nn.fidelity import Fidelity as TrackingFidelity
 from covary.runs import predictions, results
 from covary.runs.config import RunConfig
 from covary.runs.predictions import Predictions
-from covary.runs.records import Numbers, Stored, decoded
+from covary.runs.records import Provenance, Stored, decoded
 from covary.runs.results import Calibration, HeldOut, KeptCalibration
 from covary.runs.samples import load_data, ood_sets
-from covary.training import log
+from covary.training import Epoch, log
 from covary.training.checkpoint import load_weights, snapshot_path
 from covary.uncertainty.fitted import FittedScore
 
@@ -176,8 +176,8 @@ class Run:
         return self.once("schema", lambda: _schema(path, self.config), path, self.config_path)
 
     @property
-    def history(self) -> tuple[Numbers, ...]:
-        """Numbers of each epoch of the training that the configuration has, in order."""
+    def history(self) -> tuple[Epoch, ...]:
+        """Each epoch of the training that the configuration has, in order."""
         path = self.metrics_path
         if not path.exists():
             return ()
@@ -289,7 +289,8 @@ class Run:
             "dataset": self.config.data.name,
             "task": self.config.model.task,
             "weights": self.weights,
-            **environment(started, seed=seed),
+            **vars(environment(started)),
+            "seed": seed,
         }
 
     def is_current(self, result: results.Result | None) -> bool:
@@ -310,7 +311,7 @@ class Run:
         for name, score in found.scores.items():
             score.save(self.path / _SCORES[name], weights=self.weights, covariance=covariance)
         KeptCalibration(
-            **found.numbers(),
+            **vars(found.numbers()),
             samples=found.samples,
             notes=tuple(found.notes),
             weights=self.weights,
@@ -420,17 +421,8 @@ def _schema(path: Path, config: RunConfig) -> Schema:
     return schema
 
 
-def _history(path: Path, config: RunConfig) -> tuple[Numbers, ...]:
-    epochs: dict[int, Numbers] = {}
-    for row in log.read(path):
-        if row.get("kind") != "epoch":
-            continue
-        epoch = row.get("epoch")
-        if not isinstance(epoch, int):
-            raise FileError(f"{path}, step {row['step']}, has no whole number as 'epoch'.")
-        epochs[epoch] = {
-            k: value for k, value in row.items() if isinstance(value, int | float | None)
-        }
+def _history(path: Path, config: RunConfig) -> tuple[Epoch, ...]:
+    epochs = {row.epoch: row for row in log.read(path)}
     return tuple(epochs[epoch] for epoch in sorted(epochs) if epoch <= config.training.epochs)
 
 
@@ -471,20 +463,19 @@ def weights_digest(net: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def environment(started: datetime, *, code: Sequence[Path] = (), **more: Any) -> dict[str, Any]:
-    """What a result depends on besides its configuration: command, versions, commit, machine.
+def environment(started: datetime, *, code: Sequence[Path] = ()) -> Provenance:
+    """Where and how a result comes about, now.
 
     Changes in folders of other ``code`` that decides the result mark the commit, too.
     """
-    return {
-        "command": command_line(),
-        "versions": versions(),
-        "git_commit": _git_commit(code),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "started": started.isoformat(timespec="seconds"),
-        "seconds": elapsed(started),
-        **more,
-    }
+    return Provenance(
+        command=command_line(),
+        versions=versions(),
+        git_commit=_git_commit(code),
+        platform=f"{platform.system()} {platform.machine()}",
+        started=started.isoformat(timespec="seconds"),
+        seconds=elapsed(started),
+    )
 
 
 def elapsed(started: datetime) -> float:

@@ -161,7 +161,8 @@ def _calibration(held_out: HeldOut, test: Predictions, net: nn.Module) -> Calibr
         after = metrics.of_probabilities(test.calibrated_probabilities, test.label)
     else:
         after = _regression(test.calibrated, net)
-    return CalibrationResult(**held_out.numbers(), held_out_samples=held_out.samples, test=after)
+    numbers = vars(held_out.numbers())
+    return CalibrationResult(**numbers, held_out_samples=held_out.samples, test=after)
 
 
 def _ood_metrics(part: Predictions, test: Predictions) -> dict[str, float]:

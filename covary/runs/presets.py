@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from covary.activations import LIF
 from covary.data import Dataset
-
-Settings = dict[str, Any]
+from covary.runs.config import Choices
 
 
 def _settings(
     hidden: tuple[int, ...], epochs: int, lr: float, weight_decay: float, **more: Any
-) -> Settings:
-    """Settings of the model and of training, by name."""
-    return {"hidden": hidden, "epochs": epochs, "lr": lr, "weight_decay": weight_decay, **more}
+) -> Choices:
+    return Choices(hidden=hidden, epochs=epochs, lr=lr, weight_decay=weight_decay, **more)
 
 
 # Sigma on images. Where the paper's text has 0.2, the authors' code has a variance of 0.2.
@@ -26,12 +25,12 @@ PAPER_MNIST = _settings((392, 196, 96, 48, 24), 50, 5e-4, 1e-4, noise=_NOISE, sc
 # For CIFAR-10; it goes with random crops and flips.
 PAPER_VGG13 = _settings((64, 32), 120, 5e-4, 1e-3, noise=_NOISE, schedule="cooldown")
 _PAPER_UCI = _settings((50,), 500, 1e-3, 0.0, noise=(0.3, 0.0))
-_LONG_UCI = _PAPER_UCI | {"epochs": 20}
+_LONG_UCI = replace(_PAPER_UCI, epochs=20)
 # Of spiking neurons, from the same appendix but for the noise: with the text's 0.2 they fire
 # regularly, and moments, which take their spikes for white noise, are far off.
 _SPIKING_NOISE = (0.2, LIF().irregular_noise)
 PAPER_LIF = _settings((392, 96), 15, 5e-4, 1e-4, noise=_SPIKING_NOISE, batch_norm=True)
-_PRESETS: dict[str, Settings] = {
+_PRESETS = {
     "mnist": PAPER_MNIST,
     "fashion-mnist": PAPER_MNIST,
     "quadrants": _settings((64, 32, 16, 8), 20, 5e-4, 1e-5, noise=(0.5,)),
@@ -42,25 +41,25 @@ _PRESETS: dict[str, Settings] = {
 }
 _IMAGES = _settings((256, 128, 64), 50, 5e-4, 1e-3)
 _TABLE = _settings((64, 32), 50, 1e-3, 1e-4)
-_LARGE_TABLE = _TABLE | {"epochs": 5, "batch_size": 1024}
+_LARGE_TABLE = replace(_TABLE, epochs=5, batch_size=1024)
 _ROWS_OF_A_LARGE_TABLE = 100_000
 
 
 def preset(
     dataset: Dataset, *, published_splits: bool, trunk: str = "", spiking: bool = False
-) -> Settings:
-    """Settings of the model and of training for these data, by name."""
+) -> Choices:
+    """Settings of the model and of training for these data."""
     usual = _usual(dataset, published_splits=published_splits)
     if spiking:
-        extra = {"batch_norm": True, "noise": _SPIKING_NOISE}
-        usual = PAPER_LIF if usual is PAPER_MNIST else usual | extra
+        others = replace(usual, batch_norm=True, noise=_SPIKING_NOISE)
+        usual = PAPER_LIF if usual is PAPER_MNIST else others
     if not trunk:
         return usual
     # Spiking neurons have noise of their own, behind whatever trunk.
-    return usual | _behind(trunk, dataset) | ({"noise": usual["noise"]} if spiking else {})
+    return usual | _behind(trunk, dataset) | Choices(noise=usual.noise if spiking else None)
 
 
-def _usual(dataset: Dataset, *, published_splits: bool) -> Settings:
+def _usual(dataset: Dataset, *, published_splits: bool) -> Choices:
     if dataset.name in _PRESETS:
         return _PRESETS[dataset.name]
     if published_splits:
@@ -70,10 +69,10 @@ def _usual(dataset: Dataset, *, published_splits: bool) -> Settings:
     return _LARGE_TABLE if len(dataset.x) >= _ROWS_OF_A_LARGE_TABLE else _TABLE
 
 
-def _behind(trunk: str, dataset: Dataset) -> Settings:
+def _behind(trunk: str, dataset: Dataset) -> Choices:
     """What is not as it would be without this trunk: little is left to do behind convolutions."""
     if trunk == "vgg13":
         return PAPER_VGG13
     if trunk == "lenet5":  # the hidden layer of the modified LeNet5, of grey or coloured images
-        return {"hidden": (500,) if dataset.x.shape[1] == 1 else (1000,)}
-    return {"hidden": (128, 64, 32)}
+        return Choices(hidden=(500,) if dataset.x.shape[1] == 1 else (1000,))
+    return Choices(hidden=(128, 64, 32))

@@ -48,8 +48,8 @@ class Stored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record(Stored):
-    """What every result says of how it came about; results are dataclasses made of this."""
+class Provenance(Stored):
+    """What a result depends on besides its configuration."""
 
     command: str  # what was typed
     versions: Mapping[str, str]  # of Python and the libraries that numbers depend on
@@ -57,6 +57,12 @@ class Record(Stored):
     platform: str  # system and processor
     started: str  # when, in UTC
     seconds: float  # how long it took
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(Provenance):
+    """What every result says of how it came about; results are dataclasses made of this."""
+
     seed: int  # of all that was random
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self
@@ -16,7 +17,7 @@ from covary.covariance import exact_units
 from covary.files import FileError, read_arrays, read_bytes, write_arrays
 from covary.nn.fidelity import FidelityRow
 from covary.runs.records import Numbers, Record, Stored, to_json
-from covary.uncertainty.calibration import LogitCalibration, VarianceCalibration, from_dict
+from covary.uncertainty.calibration import LogitCalibration, VarianceCalibration
 from covary.uncertainty.fitted import FittedScore
 
 Arrays = Mapping[str, np.ndarray]
@@ -139,7 +140,12 @@ class KeptCalibration(CalibrationNumbers, Stored):
 
     def layer(self) -> Calibration:
         """The calibration as a layer."""
-        return from_dict({key: value for key, value in asdict(self).items() if value is not None})
+        if self.kind == "logits" and self.temperature is not None:
+            return LogitCalibration(self.temperature, self.scale)
+        if self.kind == "variance" and self.offset is not None:
+            return VarianceCalibration(self.scale, self.offset)
+        needed = "temperature" if self.kind == "logits" else "offset"
+        raise ValueError(f"a calibration of kind {self.kind!r} needs {needed!r}")
 
 
 class HeldOut(NamedTuple):
@@ -152,11 +158,19 @@ class HeldOut(NamedTuple):
     noise: tuple[float, ...] | None = None  # of the layers, if it was chosen anew
     thresholds: Numbers = MappingProxyType({})  # by score, as in CalibrationNumbers
 
-    def numbers(self) -> dict[str, Any]:
-        """Fields of ``CalibrationNumbers``."""
-        assert self.calibration is not None
-        fitted = self.calibration.to_dict()
-        return {**fitted, "noise": self.noise, "thresholds": self.thresholds}
+    def numbers(self) -> CalibrationNumbers:
+        """As a file has them."""
+        fitted = self.calibration
+        assert fitted is not None
+        numbers = partial(
+            CalibrationNumbers,
+            scale=fitted.scale.item(),
+            noise=self.noise,
+            thresholds=dict(self.thresholds),
+        )
+        if isinstance(fitted, LogitCalibration):
+            return numbers(kind="logits", temperature=fitted.temperature.item())
+        return numbers(kind="variance", offset=tuple(fitted.offset.tolist()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from covary.models import with_covariance
 from covary.moments import Moments
 from covary.nn import Rescale, Standardize
 from covary.runs import tracking
-from covary.runs.config import DataConfig, DeviceConfig, ModelConfig, RunConfig
+from covary.runs.config import Choices, DataConfig, DeviceConfig, ModelConfig, RunConfig
 from covary.runs.directory import Run, RunError, elapsed, environment
 from covary.runs.presets import preset
 from covary.runs.records import to_json
@@ -38,29 +38,24 @@ Existing = Literal["refuse", "resume", "overwrite"]
 _ENTROPY_SAMPLES = 500
 
 
-def resolve(config: DataConfig, dataset: Dataset, chosen: dict[str, Any]) -> RunConfig:
-    """The whole configuration: what was chosen, and the preset of the data for the rest.
-
-    ``chosen`` has names of ``ModelConfig`` and ``TrainingConfig``, and ``precision``; None counts
-    as not chosen.
-    """
+def resolve(config: DataConfig, dataset: Dataset, chosen: Choices) -> RunConfig:
+    """The whole configuration: what was chosen, and the preset of the data for the rest."""
     if len(dataset.x) == 0:
         raise DataError(
             f"{dataset.name} has no training part here, only {len(dataset.x_test)} test samples. A "
             f"run can be tested on it as out-of-distribution data: covary evaluate RUN --ood "
             f"{dataset.name}"
         )
-    chosen = {key: value for key, value in chosen.items() if value is not None}
     usual = preset(
         dataset,
         published_splits=config.name in data.names() and data.describe(config.name).splits > 1,
-        trunk=chosen.get("trunk", ""),
-        spiking=activations.get(chosen.get("activation", "relu")).neuron is not None,
+        trunk=chosen.trunk or "",
+        spiking=activations.get(chosen.activation or "relu").neuron is not None,
     )
-    values = usual | chosen
-    if "noise" in usual and "noise" not in chosen:
+    values = (usual | chosen).given()
+    if usual.noise and chosen.noise is None:
         # A preset's noise is for its own number of layers: the input's, then the hidden ones'.
-        inputs, others = usual["noise"][0], usual["noise"][-1]
+        inputs, others = usual.noise[0], usual.noise[-1]
         values["noise"] = (inputs, *[others] * len(values["hidden"]))
     if config.is_table:
         config = replace(config, sha256=file_sha256(Path(config.name)))
@@ -161,7 +156,7 @@ def train(
     existing: Existing = "refuse",
     devices: DeviceConfig | None = None,
     display: training.Display | None = None,
-) -> list[dict[str, Any]]:
+) -> list[training.Epoch]:
     """Train the network of a configuration on its data and keep everything in the run's folder.
 
     Args:
@@ -197,7 +192,8 @@ def train(
             test_samples=len(dataset.x_test),
             processes=fabric.world_size,
             device=str(fabric.device),
-            **environment(started, seed=config.training.seed),
+            seed=config.training.seed,
+            **vars(environment(started)),
         )
         if fabric.is_global_zero:
             # Now, and again at the end: a run that is killed has its circumstances on record too.
@@ -289,7 +285,7 @@ def _objective(net: nn.Module, config: RunConfig) -> nn.Module:
 
 def _validation(
     objective: nn.Module, dataset: Dataset, rows: Tensor, config: RunConfig, device: torch.device
-) -> Callable[[], dict[str, Any]] | None:
+) -> Callable[[], dict[str, float]] | None:
     """What is measured on held-out rows after each epoch; of classes, entropies too."""
     if len(rows) == 0:
         return None
@@ -297,7 +293,7 @@ def _validation(
 
     @torch.no_grad()
     @tracking.quietly()  # how well tracked covariances agree is measured when training is over
-    def validate() -> dict[str, Any]:
+    def validate() -> dict[str, float]:
         per_sample.eval()
         total = torch.zeros(2, dtype=torch.float64)
         for some in torch.split(rows, config.training.batch_size):

@@ -4,7 +4,7 @@ from covary.training.batches import Batches, TensorBatches
 from covary.training.checkpoint import Checkpoint
 from covary.training.config import TrainingConfig
 from covary.training.display import Display, Silent, terminal_or_lines
-from covary.training.log import MetricsLog
+from covary.training.log import Epoch, MetricsLog
 from covary.training.loop import DivergedError, StoppedError, fit
 from covary.training.objectives import ClassificationLoss, GaussianLikelihood, RegressionLoss
 
@@ -14,6 +14,7 @@ __all__ = [
     "ClassificationLoss",
     "Display",
     "DivergedError",
+    "Epoch",
     "GaussianLikelihood",
     "MetricsLog",
     "RegressionLoss",

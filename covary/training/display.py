@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from covary.training.log import Epoch
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -18,7 +20,7 @@ class Display(Protocol):
     def step(self, loss: float, name: str, statistic: float, samples: int) -> None:
         """A step was made on so many samples, with this loss and accuracy (or error)."""
 
-    def epoch(self, row: dict[str, Any]) -> None:
+    def epoch(self, row: Epoch) -> None:
         """An epoch is complete, with these metrics."""
 
     def close(self) -> None:
@@ -84,9 +86,9 @@ class Shown:
             numbers = f"loss {loss:.4f}, {name} {statistic:.4f}"
             self._say(f"step {self._done} of {self._total}: {numbers}")
 
-    def epoch(self, row: dict[str, Any]) -> None:
+    def epoch(self, row: Epoch) -> None:
         """A line for about every 20th part, the first and the last epoch; all are in the log."""
-        epoch, epochs = row["epoch"], self._epochs
+        epoch, epochs = row.epoch, self._epochs
         if epoch in (1, epochs) or epoch % max(1, epochs // 20) == 0:
             self._say(f"epoch {epoch:>{len(str(epochs))}} of {epochs}: {summary(row)}")
         # Validation is not training: the rate starts anew.
@@ -101,12 +103,12 @@ class Shown:
         self._console.print(line, highlight=False, soft_wrap=not self._console.is_terminal)
 
 
-def summary(row: dict[str, Any]) -> str:
+def summary(row: Epoch) -> str:
     """The numbers of an epoch that a person wants to see."""
     words = {"loss": "loss", "accuracy": "accuracy", "mae": "mean absolute error"}
     words |= {f"validation_{key}": f"validation {word}" for key, word in words.items()}
-    numbers = [f"{words[key]} {row[key]:.4f}" for key in words if row.get(key) is not None]
-    return ", ".join([*numbers, f"{row['samples_per_second']:,.0f} samples/s"])
+    numbers = [f"{words[key]} {row.shown[key]:.4f}" for key in words if key in row.shown]
+    return ", ".join([*numbers, f"{row.samples_per_second:,.0f} samples/s"])
 
 
 def terminal_or_lines(console: Console) -> Display:

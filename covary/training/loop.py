@@ -11,11 +11,11 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,11 @@ from covary.training.batches import Batches
 from covary.training.checkpoint import Checkpoint, Position
 from covary.training.config import TrainingConfig, learning_rate, make_optimizer
 from covary.training.display import Display, Silent
-from covary.training.log import MetricsLog
+from covary.training.log import Epoch, MetricsLog
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
     from lightning_fabric.wrappers import _FabricOptimizer
-
-Row = dict[str, Any]
 
 
 class DivergedError(RuntimeError):
@@ -53,11 +51,11 @@ def fit(
     fabric: Fabric | None = None,
     checkpoint: Checkpoint | None = None,
     resume: bool = False,
-    validate: Callable[[], Row] | None = None,
-    stop: Callable[[Row], bool] | None = None,
+    validate: Callable[[], Mapping[str, float]] | None = None,
+    stop: Callable[[Epoch], bool] | None = None,
     log: MetricsLog | None = None,
     display: Display | None = None,
-) -> list[Row]:
+) -> list[Epoch]:
     """Train, and give the metrics of every epoch.
 
     Args:
@@ -70,7 +68,7 @@ def fit(
         checkpoint: where to save, after each epoch and every few minutes.
         resume: go on from the checkpoint if there is one.
         validate: called after each epoch, in evaluation mode, by the first process alone; what it
-            gives is added to the epoch's metrics.
+            gives is added to what the epoch ``measured``.
         stop: looks at the metrics of an epoch and says whether to stop (early stopping).
         log: where metrics are written.
         display: what shows progress; nothing by default.
@@ -95,7 +93,7 @@ def fit(
             torch.manual_seed(loop.position.step * fabric.world_size + fabric.global_rank)
     if log and first:
         log.rewind(loop.position.step)
-    history: list[Row] = []
+    history: list[Epoch] = []
     display.start(config.epochs, len(batches), loop.position.step)
     try:
         with asked_to_stop() as asked:
@@ -103,7 +101,7 @@ def fit(
                 row = loop.epoch(display, asked)
                 if validate and first:
                     objective.eval()
-                    row |= validate()
+                    row = replace(row, measured={**row.measured, **validate()})
                 if log and first:
                     log.write(row)  # before the checkpoint: what is written too early is taken back
                 problem = loop.save()
@@ -168,7 +166,7 @@ class _Loop:
         self.engine = cast("_FabricOptimizer", self.fabric.setup_optimizers(self.optimizer))
         self.position = Position()
 
-    def epoch(self, display: Display, asked: threading.Event) -> Row:
+    def epoch(self, display: Display, asked: threading.Event) -> Epoch:
         """The rest of the epoch that ``position`` is in."""
         position, name = self.position, str(self.objective.statistic)
         self.module.train()
@@ -193,17 +191,16 @@ class _Loop:
                 raise self.stopped()
         seconds = time.perf_counter() - began
         self.position = Position(epoch=position.epoch + 1, step=position.step)
-        return {
-            "kind": "epoch",
-            "epoch": position.epoch + 1,
-            "step": position.step,
-            "loss": position.loss / position.samples,
-            name: position.statistic / position.samples,
-            "lr": self.optimizer.param_groups[0]["lr"],
-            "samples_per_second": fresh / seconds,
-            "seconds": seconds,
-            "seconds_outside_steps": seconds - computing,
-        }
+        return Epoch(
+            epoch=position.epoch + 1,
+            step=position.step,
+            loss=position.loss / position.samples,
+            lr=self.optimizer.param_groups[0]["lr"],
+            samples_per_second=fresh / seconds,
+            seconds=seconds,
+            seconds_outside_steps=seconds - computing,
+            measured={name: position.statistic / position.samples},
+        )
 
     def step(self, x: Tensor, y: Tensor, asked: threading.Event) -> tuple[float, float, bool]:
         """Forward, backward, update: loss and statistic of the whole batch, and whether to stop."""

@@ -8,7 +8,7 @@ never changes a mean, or the order of the classes' means, only how sure that is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -37,7 +37,6 @@ _ROUNDS = 5
 class _Calibration(nn.Module):
     """A layer whose buffers are the numbers of the calibration, in float64."""
 
-    kind: ClassVar[str]
     names: ClassVar[tuple[str, ...]]
 
     def __init__(self, *numbers: float | Sequence[float]) -> None:
@@ -51,10 +50,6 @@ class _Calibration(nn.Module):
                     f"{type(self).__name__} needs a finite {name} {least}, got {number}."
                 )
             self.register_buffer(name, values)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its numbers, for JSON."""
-        return {"kind": self.kind} | {name: x.tolist() for name, x in self.named_buffers()}
 
     def extra_repr(self) -> str:
         """Its numbers."""
@@ -82,7 +77,7 @@ class VarianceCalibration(_Calibration):
         True
     """
 
-    kind, names = "variance", ("scale", "offset")
+    names = ("scale", "offset")
     scale: Tensor
     offset: Tensor
 
@@ -108,7 +103,7 @@ class LogitCalibration(_Calibration):
     says how much of the covariance is to be believed.
     """
 
-    kind, names = "logits", ("temperature", "scale")
+    names = ("temperature", "scale")
     temperature: Tensor
     scale: Tensor
 
@@ -118,21 +113,6 @@ class LogitCalibration(_Calibration):
     def forward(self, moments: Moments) -> Moments:
         """The calibrated moments of the logits."""
         return _tempered(moments, self.temperature, self.scale)
-
-
-def from_dict(values: Mapping[str, Any]) -> VarianceCalibration | LogitCalibration:
-    """The calibration of either kind whose ``to_dict`` gave this."""
-    kinds: dict[Any, type[VarianceCalibration] | type[LogitCalibration]]
-    kinds = {"variance": VarianceCalibration, "logits": LogitCalibration}
-    kind = values.get("kind")
-    if kind not in kinds:
-        raise ValueError(f"Unknown kind of calibration {kind!r}; known are {' and '.join(kinds)}.")
-    names = kinds[kind].names
-    if not set(names) <= set(values):
-        raise ValueError(
-            f"A calibration of kind {kind!r} needs {' and '.join(names)}, got {dict(values)}."
-        )
-    return kinds[kind](*(values[name] for name in names))
 
 
 def fit_variance(moments: Moments, target: Tensor) -> VarianceCalibration:

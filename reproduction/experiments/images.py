@@ -162,8 +162,7 @@ def outputs(net: nn.Module, x: Tensor, workshop: Workshop) -> dict[str, np.ndarr
 
 def _validation(run: Run) -> list[float]:
     """Accuracy in percent on held-out training images, after each epoch."""
-    rows = [row for row in log.read(run.metrics_path) if row["kind"] == "epoch"]
-    return [100 * row["validation_accuracy"] for row in rows]
+    return [100 * row.measured["validation_accuracy"] for row in log.read(run.metrics_path)]
 
 
 def label_of(data: str, kind: str, activation: str) -> str:

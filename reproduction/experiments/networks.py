@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+from covary.runs.config import Choices
 from covary.runs.presets import PAPER_LIF, PAPER_MNIST, PAPER_VGG13
 from reproduction.workshop import Network
 
@@ -26,14 +26,15 @@ _LIMIT = {"smoke": 128, "quick": 0, "paper": 0}
 _LIMIT_CIFAR = {"smoke": 16, "quick": 0, "paper": 0}
 
 
-def _in_full(preset: Mapping[str, Any]) -> dict[str, Any]:
+def _in_full(preset: Choices) -> dict[str, Any]:
     """A preset, the noise of each layer spelled out: results have to say what they were made with.
 
     And what was measured of a network is of use only as long as all of its settings are the same.
     """
-    first, *hidden = preset["noise"]
+    settings = preset.given()
+    first, *hidden = settings["noise"]
     rest = hidden[-1] if hidden else first
-    return {**preset, "noise": (first, *[rest] * len(preset["hidden"]))}
+    return settings | {"noise": (first, *[rest] * len(settings["hidden"]))}
 
 
 def mnist(scale: str, activation: str, covariance: str, *, noise: float | None = None) -> Network:
