@@ -106,7 +106,7 @@ def convert(
         >>> net(torch.ones(2, 4)).covariance_matrix.shape
         torch.Size([2, 3, 3])
     """
-    if any(isinstance(module, Lift) for module in model.modules()):
+    if isinstance(model, nn.Module) and any(isinstance(m, Lift) for m in model.modules()):
         model, own, entering, drops = _from_chain(model)
         dropout = dropout or drops
         if noise is None:
@@ -376,6 +376,11 @@ class Converted(nn.Module):
 
     def _check_inputs(self, inputs: Inputs) -> None:
         given = pytree.tree_leaves(inputs, is_leaf=lambda each: isinstance(each, Moments))
+        if self.start is not None and any(isinstance(value, Moments) for value in given):
+            raise TypeError(
+                f"This network has moments from module {self.start!r} on, and takes plain tensors: "
+                "what is before it would lose the errors of Moments. Convert it without start=."
+            )
         given = [value.mean if isinstance(value, Moments) else value for value in given]
         if not any(isinstance(value, Tensor) for value in given):
             kinds = ", ".join(dict.fromkeys(type(value).__name__ for value in given)) or "nothing"
