@@ -51,6 +51,8 @@ def preset(
 ) -> Settings:
     """Settings of the model and of training for these data, by name."""
     usual = _usual(dataset, published_splits=published_splits)
+    if dataset.x_std is not None:  # a shared covariance would average errors over the rows
+        usual = usual | {"covariance": "full"}
     if spiking:
         extra = {"batch_norm": True, "noise": _SPIKING_NOISE}
         usual = PAPER_LIF if usual is PAPER_MNIST else usual | extra
