@@ -459,7 +459,7 @@ def _from_chain(
             if layer.poisson:
                 raise ValueError("convert takes no network of Poisson inputs: use covary.nn alone.")
             noise["input"] = 0.0 if layers else layer.noise
-            if layers:
+            if layers and layer.noise:
                 entering[next(reversed(layers))] = Noise(layer.noise)
         elif isinstance(layer, Noisy):
             waiting += layer.noise**2
