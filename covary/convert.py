@@ -464,7 +464,7 @@ def _from_chain(
             if layer.poisson:
                 raise ValueError("convert takes no network of Poisson inputs: use covary.nn alone.")
             noise["input"] = 0.0 if layers else layer.noise
-            if layers:
+            if layers and layer.noise:
                 entering[next(reversed(layers))] = GaussianNoise(layer.noise)
         elif isinstance(layer, Noisy):
             waiting += layer.noise**2

@@ -29,6 +29,11 @@ def batch_of(inputs: Any, batch_dim: int) -> int:
     )
 
 
+def in_batches(x: Tensor | Moments, size: int) -> list[Any]:
+    """So many samples at a time, of a tensor or of Moments."""
+    return [x[low : low + size] for low in range(0, len(x), size)]
+
+
 def some(inputs: Any, which: slice, batch_dim: int) -> Any:
     """The same inputs of these samples alone."""
     return _each(

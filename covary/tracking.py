@@ -14,10 +14,10 @@ from torch.utils.data import Dataset
 
 from covary.convert import Converted, check_has_moments
 from covary.covariance import Probe
-from covary.inputs import Inputs, arguments, batch_of, leaves, some
+from covary.inputs import Inputs, arguments, batch_of, in_batches, leaves, some
 from covary.measuring import Average, DrawnVariances
 from covary.models import left_alone, with_covariance
-from covary.moments import Moments
+from covary.moments import Moments, mean_of
 from covary.nn import Lift, Linear
 from covary.nn.fidelity import Fidelity, FidelityRow, TrackingWarning, frames_to_caller
 from covary.passes import has_errors
@@ -61,18 +61,18 @@ class Tracking(NamedTuple):
 
 @overload
 def track(  # type: ignore[overload-overlap]
-    net: Converted, batches: Iterable[Any] | Tensor, *, samples: int = ..., progress: bool = ...
+    net: Converted, batches: Iterable[Any], *, samples: int = ..., progress: bool = ...
 ) -> Tracking: ...
 
 
 @overload
 def track(
-    net: nn.Module, batches: Iterable[Any] | Tensor, *, samples: int = ..., progress: bool = ...
+    net: nn.Module, batches: Iterable[Any], *, samples: int = ..., progress: bool = ...
 ) -> Fidelity: ...
 
 
 def track(
-    net: nn.Module, batches: Iterable[Any] | Tensor, *, samples: int = 256, progress: bool = True
+    net: nn.Module, batches: Iterable[Any], *, samples: int = 256, progress: bool = True
 ) -> Fidelity | Tracking:
     """Measure, on some inputs, what a network needs to compute its covariance.
 
@@ -88,11 +88,11 @@ def track(
 
     Args:
         net: a network that ``covary.convert`` made, or one with a ``covary.nn.Lift``.
-        batches: inputs like those the network was trained on: a tensor (N, ...), or what gives
-            batches of them, such as a ``DataLoader`` (of tuples, the first is taken). For a
-            converted network, of tuples as many first elements are taken as its ``forward``
-            requires, since labels may follow; a dict gives parameters of ``forward`` by their
-            names, optional ones too. A single tuple or dict is one batch.
+        batches: inputs like those the network was trained on: a tensor (N, ...), ``Moments`` if
+            they have errors, or what gives batches of them, such as a ``DataLoader`` (of tuples,
+            the first is taken). For a converted network, of tuples as many first elements are taken
+            as its ``forward`` requires, since labels may follow; a dict gives parameters of
+            ``forward`` by their names, optional ones too. A single tuple or dict is one batch.
         samples: how many inputs to take, at most: of a tensor, evenly spaced ones; of batches, the
             first. Of fewer than 32, all serve for both purposes, and the comparison says little.
         progress: show a bar, on a terminal that has ``rich``.
@@ -121,7 +121,9 @@ def track(
     linears = [layer for layer in tracked.modules() if isinstance(layer, Linear)]
     if not linears:
         raise ValueError("track needs a network with a covary.nn.Linear; this has none.")
-    inputs = torch.cat(list(_taken(batches, samples, _first))).to(next(net.parameters()).device)
+    taken = list(_taken(batches, samples, _first))
+    inputs = gathered(taken) if isinstance(taken[0], Moments) else torch.cat(taken)
+    inputs = inputs.to(next(net.parameters()).device)
     # What serves for both purposes says less, but of so few nothing is left to set aside.
     few = len(inputs) < 2 * _LEAST_SAMPLES
     to_measure, to_compare = (inputs, inputs) if few else (inputs[::2], inputs[1::2])
@@ -138,14 +140,14 @@ def track(
     return fidelity
 
 
-def _measure(net: nn.Module, linears: list[Linear], inputs: Tensor, steps: Steps) -> None:
+def _measure(net: nn.Module, linears: list[Linear], inputs: Tensor | Moments, steps: Steps) -> None:
     """Measure corrections, one layer after the other, each behind layers that are corrected."""
     for layer in linears:
         layer.begin_tracking(anew=True)
     widest = max(max(layer.in_features, layer.out_features) for layer in linears)
     at_once = max(1, min(len(inputs), _NUMBERS_AT_A_TIME // widest**2))
     units = max(1, _NUMBERS_AT_A_TIME // (widest * at_once))
-    chunks = torch.split(inputs, at_once)
+    chunks = in_batches(inputs, at_once)
     for number, layer in enumerate(linears, start=1):
         # Turn after turn with the same samples, so that every unit sees all of them.
         todo = [chunk for chunk in chunks for _ in range(math.ceil(layer.out_features / units))]
@@ -156,13 +158,17 @@ def _measure(net: nn.Module, linears: list[Linear], inputs: Tensor, steps: Steps
 
 
 def _compare(
-    exact: nn.Module, tracked: nn.Module, inputs: Tensor, linears: list[Linear], steps: Steps
+    exact: nn.Module,
+    tracked: nn.Module,
+    inputs: Tensor | Moments,
+    linears: list[Linear],
+    steps: Steps,
 ) -> Iterator[FidelityRow]:
     """How well ``"tracked:N"`` agrees with exact covariances, by N."""
     price = sum(float(layer.out_features) * layer.in_features**2 for layer in linears[1:]) or 1.0
     inputs = inputs[: max(_LEAST_SAMPLES, int(_AFFORDABLE / price))]
     widest = max(layer.out_features for layer in linears)
-    chunks = torch.split(inputs, max(1, _NUMBERS_AT_A_TIME // widest**2))
+    chunks = in_batches(inputs, max(1, _NUMBERS_AT_A_TIME // widest**2))
     truth = gathered([_moments(exact(chunk)) for chunk in steps(chunks, "exact covariances")])
     # Widths of the layers whose estimates matter: the first is exact, the last is the output.
     hidden = {layer.out_features for layer in linears[1:-1]}
@@ -185,7 +191,7 @@ def _moments(out: Any) -> Moments:
 @torch.no_grad()
 def _track_converted(net: Converted, batches: Any, samples: int, steps: Steps) -> Tracking:
     """Measure variances at nonlinearities, and the share of each source in the output's."""
-    if isinstance(batches, Mapping | Moments) or (
+    if isinstance(batches, Mapping) or (
         isinstance(batches, tuple) and all(isinstance(each, Tensor | Moments) for each in batches)
     ):
         batches = [batches]
@@ -331,13 +337,13 @@ def _shares(net: Converted, inputs: Inputs) -> tuple[dict[str, float], Tensor]:
     return shares, torch.cat(covariances) if covariances else torch.zeros(0)
 
 
-def _first(batch: Any) -> Tensor:
+def _first(batch: Any) -> Tensor | Moments:
     """The inputs of a batch for a chain, which may have labels behind them."""
     x = batch[0] if isinstance(batch, (tuple, list)) else batch
-    if not isinstance(x, Tensor):
+    if not isinstance(x, Tensor | Moments):
         raise TypeError(
-            "track takes a tensor, or batches of inputs or of (inputs, ...); got a batch of "
-            f"{type(batch).__name__}."
+            "track takes a tensor or Moments, or batches of inputs or of (inputs, ...); got a "
+            f"batch of {type(batch).__name__}."
         )
     return x
 
@@ -353,11 +359,13 @@ def _taken(
             "track takes batches and got a Dataset, which gives single samples. Wrap it: "
             "torch.utils.data.DataLoader(dataset, batch_size=32, shuffle=True)."
         )
-    if isinstance(batches, Tensor):
+    if isinstance(batches, Tensor | Moments):
         # Evenly spaced ones: data often come sorted.
         size = batch_of(batches, batch_dim)
-        every = torch.arange(min(samples, size), device=batches.device) * size
-        batches = [batches.index_select(batch_dim, every // max(1, len(every)))]
+        every = torch.arange(min(samples, size), device=mean_of(batches).device) * size
+        every = every // max(1, len(every))
+        is_plain = isinstance(batches, Tensor)
+        batches = [batches.index_select(batch_dim, every) if is_plain else batches[every]]
     elif not isinstance(batches, Iterable) or isinstance(batches, str | np.ndarray):
         raise TypeError(
             "track takes a tensor of inputs, a tuple or dict of them, or a loader of batches; got "

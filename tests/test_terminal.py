@@ -213,12 +213,13 @@ def test_options_of_training_are_the_fields_of_its_configuration(tmp_path):
         "data": {
             "target": ("price", "size"), "task": "regression", "test_fraction": 0.4,
             "missing": "drop", "categories": ("year",), "drop": ("note",), "encoding": "latin-1",
-            "delimiter": ";",
+            "delimiter": ";", "errors": ("x=x_std",),
         },
     }  # fmt: skip
     with (tmp_path / "t.csv").open("w", newline="", encoding="latin-1") as file:
-        rows = ([i, 2 * i, i % 3, "é", i % 7] for i in range(40))
-        csv.writer(file, delimiter=";").writerows([["price", "size", "year", "note", "x"], *rows])
+        rows = ([i, 2 * i, i % 3, "é", i % 7, 0.1] for i in range(40))
+        names = ["price", "size", "year", "note", "x", "x_std"]
+        csv.writer(file, delimiter=";").writerows([names, *rows])
     dry(tmp_path / "t.csv", table)
     assert dry("digits", {"model": {"poisson": True}})["training"]["lr"] == 2e-3  # the preset's
     assert dry("yacht", {"data": {"split": 3}})["data"]["validation"] == 0.1  # the usual value
@@ -230,7 +231,8 @@ def test_options_of_training_are_the_fields_of_its_configuration(tmp_path):
 
 
 def flag(name: str) -> str:
-    return "--category" if name == "categories" else f"--{name.replace('_', '-')}"
+    own = {"categories": "--category", "errors": "--error"}
+    return own.get(name, f"--{name.replace('_', '-')}")
 
 
 def dry(data: object, said: dict[str, dict[str, Any]], *more: str) -> dict[str, Any]:

@@ -62,8 +62,9 @@ CovarianceKind = Annotated[
     DataConfig,
     CompareConfig,
     defaults=[DataConfig, CompareConfig],
-    # Other networks have no trained trunk; of dropout and covariance there are options of its own.
-    without={ModelConfig: ("trunk_from", "dropout", "covariance")},
+    # Other networks have no trained trunk, and take no errors of inputs; of dropout and covariance
+    # there are options of its own.
+    without={ModelConfig: ("trunk_from", "dropout", "covariance"), DataConfig: ("errors",)},
 )
 def compare(
     data: options.Data,

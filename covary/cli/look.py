@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,10 +12,10 @@ from covary import runs
 from covary.cli import common
 from covary.cli.common import DataDir, Debug, Json, OodData, RunPath, Seed, quoted, reported, say
 from covary.cli.options import PerSampleCovariance
-from covary.report.words import contradictions
+from covary.report.words import contradictions, perfect_measurements, removable, tenths
 from covary.runs.config import check_covariance
 from covary.runs.records import Numbers
-from covary.runs.results import Evaluation
+from covary.runs.results import BudgetResult, Evaluation
 from covary.runs.uncertainty import NOISE
 from covary.uncertainty.metrics import METRICS
 from covary.uncertainty.scores import about
@@ -157,6 +157,8 @@ def _show_evaluation(run: str, found: Evaluation) -> None:
     if found.calibration is not None:
         say(f"Calibrated on {found.calibration.held_out_samples:,} held-out training samples.")
     _show_scores(found.scores)
+    if found.budget is not None:
+        _show_budget(found.budget, found.targets)
     if found.by_target:
         _show_metrics("The same for each target, on its own scale", found.by_target)
     for line in (*contradictions(found.parts), *(f"Note: {note}" for note in found.notes)):
@@ -198,6 +200,25 @@ def _show_scores(by_part: Mapping[str, Mapping[str, Numbers]]) -> None:
             for name, row in test.items()
         ],
     )
+
+
+def _show_budget(budget: BudgetResult, targets: Sequence[str]) -> None:
+    """What the variance is made of, and what error bars would be with perfect measurements."""
+    rows = []
+    for source, share in budget.sources.items():
+        rows.append([source, tenths(share)])
+        if source == "input":
+            own = budget.columns.items()
+            rows += [[f"  errors of {column}", tenths(part)] for column, part in own]
+    common.show_table(
+        f"What the variance of the output is made of, on {budget.samples:,} test inputs",
+        ["source", "share"],
+        rows,
+    )
+    say(removable(budget))
+    if budget.errors is not None:
+        for line in perfect_measurements(budget.errors, targets):
+            say(line)
 
 
 def _shown(value: object) -> str:

@@ -28,6 +28,7 @@ from covary.compare.groups import Group, groups
 from covary.compare.methods import BATCH, Method, rows_of
 from covary.compare.trained_networks import KINDS, TrainedNetworks
 from covary.data import Dataset, Schema
+from covary.moments import mean_of
 from covary.runs import costs
 from covary.runs.config import Choices, DataConfig, RunConfig, check_covariance
 from covary.runs.directory import Run, RunError, environment
@@ -150,6 +151,11 @@ def _prepared(
 ) -> _Work:
     """All that can be known before hours of training; what cannot be done is said now."""
     seed = chosen.seed or 0
+    if data.errors:
+        raise ValueError(
+            "A comparison takes inputs without errors, as the other methods know of none: leave "
+            f"--error {data.errors[0]} out, and the column of errors too (--drop)."
+        )
     dataset, schema = load_data(data, data_dir=data_dir, seed=seed)
     config = resolve(data, dataset, chosen)
     wanted = groups(config.model.task, methods)
@@ -164,7 +170,8 @@ def _prepared(
             f"variances on; a validation part of {config.data.validation:g} makes {held_out} of "
             f"{n} training rows. Hold out more (--validation)."
         )
-    return _Work(config, dataset, schema, wanted, others, (*dataset.notes, *news))
+    plain = {name: mean_of(x) for name, x in others.items()}
+    return _Work(config, dataset, schema, wanted, plain, (*dataset.notes, *news))
 
 
 def _train(work: _Work, run: Run, say: Say, display: Display) -> None:

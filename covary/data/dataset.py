@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from covary.moments import Moments
 
 Array = npt.NDArray[Any]
 
@@ -53,6 +56,8 @@ class Dataset:
         targets: the name of each column of ``y`` (regression).
         source: where the data were found.
         notes: what whoever reports numbers on these data should know.
+        x_std: standard deviations ``(n, d)`` of the errors of ``x``, where they are known.
+        x_test_std: the same ``(m, d)`` of ``x_test``.
     """
 
     name: str
@@ -66,6 +71,8 @@ class Dataset:
     targets: tuple[str, ...] = ()
     source: str = ""
     notes: tuple[str, ...] = ()
+    x_std: Tensor | None = None
+    x_test_std: Tensor | None = None
 
     @classmethod
     def of(cls, name: str, task: str, arrays: Sequence[Array], *more: Any) -> Dataset:
@@ -74,6 +81,18 @@ class Dataset:
         writable = (np.require(array, requirements=["C", "W"]) for array in arrays)
         x, y, x_test, y_test = map(torch.as_tensor, writable)
         return cls(name, task, x, y, x_test, y_test, *more)
+
+    @cached_property
+    def inputs(self) -> Tensor | Moments:
+        """Training inputs as a network takes them: with their errors, where they are known."""
+        return self.x if self.x_std is None else Moments.of(self.x, std=self.x_std)
+
+    @cached_property
+    def test_inputs(self) -> Tensor | Moments:
+        """The same for testing."""
+        return (
+            self.x_test if self.x_test_std is None else Moments.of(self.x_test, std=self.x_test_std)
+        )
 
     @property
     def is_image(self) -> bool:

@@ -26,6 +26,8 @@ class Column:
         categories: the texts of a category, sorted.
         fill: the training mean, which stands for a missing number where missing values are filled.
         indicator: whether a 0/1 column says where the value was missing.
+        error: the column of the file that has the standard deviations of its errors, row by row;
+            empty for numbers that are taken as exact.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Column:
     categories: tuple[str, ...] = ()
     fill: float | None = None
     indicator: bool = False
+    error: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
@@ -94,6 +97,11 @@ class Column:
             encoded = codes if self.fill is None else np.where(absent, self.fill, codes)
         return np.hstack([encoded, absent]) if self.indicator else encoded
 
+    def errors(self, columns: Mapping[str, Gathered], rows: Rows) -> Values:
+        """(n,) standard deviations of some rows of a number; 0 where the number is missing."""
+        values, errors = (columns[name].values[rows] for name in (self.name, self.error))
+        return np.where(np.isnan(values), 0.0, errors)
+
 
 @dataclass(frozen=True)
 class Schema:
@@ -117,6 +125,21 @@ class Schema:
     def features(self) -> tuple[str, ...]:
         """Names of the columns of ``x``."""
         return tuple(feature for column in self.columns for feature in column.features)
+
+    @property
+    def errors(self) -> dict[str, str]:
+        """By the name of a column, the column with the standard deviations of its errors."""
+        return {column.name: column.error for column in self.columns if column.error}
+
+    def encode_errors(self, columns: Mapping[str, Gathered], rows: Rows) -> Values | None:
+        """Standard deviations ``(n, d)`` of the errors of inputs; None without error columns."""
+        if not self.errors:
+            return None
+        std, places = np.zeros((len(rows), len(self.features))), list(self.features)
+        for column in self.columns:
+            if column.error:
+                std[:, places.index(column.name)] = column.errors(columns, rows)
+        return std
 
     def encode(self, columns: Mapping[str, Gathered], rows: Rows) -> Values:
         """The inputs ``(n, d)`` of some rows."""

@@ -6,10 +6,13 @@ import difflib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
+import torch
 
 from covary.data.dataset import Array, DataError, Dataset, needed
 from covary.data.schema import Column, Rows, Schema
@@ -31,6 +34,8 @@ MAX_NUMBER = 1e36  # float32 ends at 3e38
 MAX_OF_A_KIND = 3  # problems of one kind that are told at length
 MIN_ROWS = 10
 _STRAYS, _HUGE = "texts among numbers", "infinite or huge numbers"
+_BAD_ERRORS = "errors that are no standard deviations"
+_NO_ERRORS: Mapping[str, str] = MappingProxyType({})
 # Remedies for texts among numbers and for missing values, in a new table and in later rows.
 _CORRECT = (
     "correct them, take them as categories with --category {0!r}, or --drop {0!r}",
@@ -53,6 +58,7 @@ def read_table(
     missing: str = "error",
     categories: Collection[str] = (),
     drop: Collection[str] = (),
+    errors: Mapping[str, str] = _NO_ERRORS,
     encoding: str = "utf-8",
     delimiter: str | None = None,
     schema: Schema | None = None,
@@ -80,6 +86,8 @@ def read_table(
             two drop the rows without a target.
         categories: columns of numbers that are names, e.g. postcodes.
         drop: columns to leave out.
+        errors: by the name of a column of numbers, the column that has the standard deviations of
+            its errors, in the same unit. It is no input; ``Dataset.inputs`` are Moments then.
         encoding: of a csv file.
         delimiter: of a csv file; otherwise the most frequent of ``, ; tab |`` in its header.
         schema: of an earlier table. The rows are then encoded as that one's, and all of them are
@@ -90,8 +98,9 @@ def read_table(
         The data, and the schema with which to read more of the kind.
     """
     path = Path(path)
-    reading = Reading(path, open_table(path, encoding=encoding, delimiter=delimiter), schema)
-    known = reading.table.columns
+    table = open_table(path, encoding=encoding, delimiter=delimiter)
+    reading = Reading(path, table, schema, errors if schema is None else schema.errors)
+    known = table.columns
     if schema is not None:
         return _new_rows(reading, schema), schema
     if not target:
@@ -104,21 +113,31 @@ def read_table(
         reading.add(f"test_fraction must be between 0 and 1, got {test_fraction}")
     if both := [name for name in targets if name in drop]:
         reading.add(f"column {both[0]!r} cannot be the target and be dropped")
-    reading.check_present((*targets, *drop, *categories))
-    inputs = [name for name in known if name not in {*targets, *drop}]
+    reading.check_present((*targets, *drop, *categories, *errors, *errors.values()))
+    reading.check_roles_of_errors(targets, drop)
+    inputs = [name for name in known if name not in {*targets, *drop, *errors.values()}]
     if not inputs:
         reading.add(f"no column is left to predict {', '.join(targets)} from")
     limits = dict.fromkeys(inputs, MAX_CATEGORIES) | dict.fromkeys(targets, MAX_CLASSES)
-    reading.gather([*inputs, *targets], dict.fromkeys(categories, "text"), limits)
+    kinds = dict.fromkeys(categories, "text") | dict.fromkeys(errors.values(), "number")
+    reading.gather([*inputs, *targets, *errors.values()], kinds, limits)
     rows = reading.rows_to_keep(inputs, targets, missing)
+    reading.check_errors(rows)
     y, classes = reading.target(targets, rows, task)
     reading.tell()
     task = "classification" if classes else "regression"
     train, test = _split(y, task, test_fraction, seed, reading.notes)
-    columns = tuple(
+    columns = [
         Column.of(reading.columns[name], rows[train], missing, reading.notes) for name in inputs
-    )
-    schema = Schema(columns, task, targets, classes, missing)
+    ]
+    measured = {
+        each.name: errors[each.name]
+        for each in columns
+        if each.kind == "number" and each.name in errors
+    }
+    columns = [replace(each, error=measured.get(each.name, "")) for each in columns]
+    reading.tell_errors(measured, rows[train])
+    schema = Schema(tuple(columns), task, targets, classes, missing)
     if not schema.features:
         raise DataError(f"{path}: no input column varies, so there is nothing to predict from.")
     return reading.dataset(schema, (rows[train], y[train]), (rows[test], y[test])), schema
@@ -127,12 +146,13 @@ def read_table(
 def _new_rows(reading: Reading, schema: Schema) -> Dataset:
     """All rows of a table encoded by the schema of another one."""
     inputs = {column.name: column for column in schema.columns if column.kind != "constant"}
-    reading.check_present(inputs)
+    reading.check_present([*inputs, *schema.errors.values()])
     targets = [name for name in schema.targets if name in reading.table.columns]
     kinds = dict.fromkeys(targets, _kind_of_classes(schema.classes) if schema.classes else "number")
     for name, column in inputs.items():
         kinds[name] = "number" if column.kind == "number" else "text"
-    reading.gather([*inputs, *targets], kinds, limits={})
+    kinds |= dict.fromkeys(schema.errors.values(), "number")
+    reading.gather([*inputs, *targets, *schema.errors.values()], kinds, limits={})
     used = {column.name for column in schema.columns} | reading.columns.keys()
     unused = [name for name in reading.table.columns if name not in used]
     reading.notes += [f"column {name!r} is not used" for name in unused]
@@ -144,6 +164,7 @@ def _new_rows(reading: Reading, schema: Schema) -> Dataset:
         reading.notes.append("there is no target to compare predictions with")
         targets = []
     rows = reading.rows_to_keep(inputs, targets, schema.missing)
+    reading.check_errors(rows)
     y: Array = np.empty(0, np.int64) if schema.classes else np.empty((0, len(schema.targets)))
     if with_target:
         y, _ = reading.target(targets, rows, schema.task)
@@ -161,8 +182,11 @@ class Reading:
     Problems are collected, and told in one error.
     """
 
-    def __init__(self, path: Path, table: TableFile, schema: Schema | None) -> None:
+    def __init__(
+        self, path: Path, table: TableFile, schema: Schema | None, errors: Mapping[str, str]
+    ) -> None:
         self.path, self.table, self.schema = path, table, schema
+        self.errors = errors  # by the name of a column, the one that has its errors
         self.columns: dict[str, Gathered] = {}
         self.notes: list[str] = []
         self.lacks_rows = False  # lines that do not fit the header are among no column's values
@@ -246,6 +270,8 @@ class Reading:
         if column.strays:
             first = shortened([repr(column.stray)])
             remedy = _CORRECT[self.schema is not None].format(name)
+            if name in self.errors.values():
+                remedy = "correct them, as standard deviations of errors are numbers"
             place = self._place(name, lambda text: text == column.stray, _STRAYS)
             what = f"{np.count_nonzero(~np.isnan(values))} numbers and {column.strays} texts"
             told = f"column {name!r} holds {what}, the first {first} in {place}; {remedy}"
@@ -267,9 +293,64 @@ class Reading:
         places = self.table.places(column)
         return next((place for place, value in places if matches(value.strip())), "an unknown row")
 
+    def check_roles_of_errors(self, targets: Sequence[str], drop: Collection[str]) -> None:
+        """Errors are of inputs, and a column of errors is nothing else."""
+        roles = dict.fromkeys(drop, "left out") | dict.fromkeys(targets, "the target")
+        for name, error in self.errors.items():
+            if name in roles:
+                self.add(
+                    f"column {name!r} is {roles[name]}; --error is for columns to predict from"
+                )
+            if error in roles:
+                self.add(f"column {error!r} is {roles[error]} and cannot be the errors of {name!r}")
+            if error in self.errors:
+                self.add(
+                    f"column {error!r} is said to hold the errors of {name!r}, so it is no input "
+                    "and has no errors of its own"
+                )
+
+    def check_errors(self, rows: Rows) -> None:
+        """Errors are of numbers, and 0 or more in each of these rows where there is a number."""
+        for name, error in self.errors.items():
+            if not {name, error} <= self.columns.keys():
+                continue  # which is told already
+            if self.columns[name].kind == "text":
+                self.add(f"column {name!r} holds texts, which have no errors ({error!r})")
+            elif self.is_fine(name) and self.is_fine(error):
+                values, std = (self.columns[each].values[rows] for each in (name, error))
+                self._check_sizes(error, std[~np.isnan(values)])
+
+    def _check_sizes(self, error: str, std: Values) -> None:
+        if negative := np.count_nonzero(std < 0):
+            place = self._place(error, lambda text: as_number(text) < 0, _BAD_ERRORS)
+            what = f"is negative in {negative} of {len(std)} rows, first in {place}"
+            told = f"column {error!r} {what}; standard deviations of errors are 0 or more"
+            self.add(told, _BAD_ERRORS, error)
+        if absent := np.count_nonzero(np.isnan(std)):
+            self.add(
+                f"column {error!r} has no error for {absent} of {len(std)} rows; fill them (0 is "
+                "an exact value), or drop such rows with --missing drop",
+                _BAD_ERRORS,
+                error,
+            )
+
+    def tell_errors(self, errors: Mapping[str, str], train: Rows) -> None:
+        """Note which columns are errors, and which of them are larger than what they are of."""
+        for name, error in errors.items():
+            self.notes.append(f"column {error!r} holds the errors of {name!r} and is no input")
+            values, std = (self.columns[each].values[train] for each in (name, error))
+            share = (std > np.nanstd(values)).mean()
+            if share > 0.5:
+                self.notes.append(
+                    f"errors {error!r} are larger than the spread of {name!r} in {share:.0%} of "
+                    "the training rows, so that column says little; are they standard deviations "
+                    "in its unit?"
+                )
+
     def rows_to_keep(self, inputs: Iterable[str], targets: Sequence[str], missing: str) -> Rows:
         """The numbers of the rows that stay, after what ``missing`` says about missing values."""
-        columns = {name: self.columns[name] for name in (*inputs, *targets) if name in self.columns}
+        wanted = [*inputs, *targets, *(self.errors.values() if missing == "drop" else ())]
+        columns = {name: self.columns[name] for name in wanted if name in self.columns}
         total = len(next(iter(columns.values())).values) if columns else 0
         if not total:
             if columns and not self.lacks_rows:
@@ -335,7 +416,10 @@ class Reading:
         arrays = [array for rows, y in parts for array in (schema.encode(self.columns, rows), y)]
         name = Path(self.path.name.removesuffix(".gz")).stem
         names = (schema.classes, schema.features, schema.targets)
-        return Dataset.of(name, schema.task, arrays, *names, str(self.path), tuple(self.notes))
+        found = Dataset.of(name, schema.task, arrays, *names, str(self.path), tuple(self.notes))
+        std = [schema.encode_errors(self.columns, rows) for rows, _ in parts]
+        x_std, x_test_std = (None if each is None else torch.from_numpy(each) for each in std)
+        return replace(found, x_std=x_std, x_test_std=x_test_std)
 
 
 def _task_of(columns: Sequence[Gathered], y: Array, task: str, notes: list[str]) -> str:

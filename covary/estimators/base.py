@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
@@ -17,10 +18,22 @@ from torch import Tensor, nn
 
 from covary import activations
 from covary.activations import MomentActivation
-from covary.estimators.data import Fold, Standardized, cross_validation, one_part
+from covary.budget import Budget
+from covary.convert import convert
+from covary.estimators.data import (
+    Fold,
+    Rows,
+    Standardized,
+    checked_errors,
+    cross_validation,
+    one_part,
+)
+from covary.inputs import in_batches
 from covary.models import Network, mlp, with_covariance
 from covary.moments import Moments
+from covary.nn.fidelity import TrackingWarning
 from covary.training import Display, Epoch, TrainingConfig, fit, terminal_or_lines
+from covary.training.objectives import measured
 from covary.training.replicas import ReplicaBatches, ReplicaLoss, Replicas
 from covary.uncertainty.agreement import gathered
 from covary.uncertainty.calibration import Mixture, combined
@@ -39,12 +52,21 @@ _NUMBERS_AT_A_TIME = 2**24
 
 
 class _Task(NamedTuple):
-    """What is to be learnt: raw inputs (n, d) and targets (n, t) or labels (n,)."""
+    """What is to be learnt: raw inputs (n, d), their errors, and targets (n, t) or labels (n,)."""
 
     x: Tensor
     y: Tensor
+    std: Tensor | None
     outputs: int
     seed: int
+
+    def inputs(self, rows: Rows) -> Tensor | Moments:
+        """Some inputs, with errors if they have any."""
+        return measured(self.x[rows], self.errors(rows))
+
+    def errors(self, rows: Rows) -> Tensor | None:
+        """Standard deviations of the errors of some inputs."""
+        return None if self.std is None else self.std[rows]
 
 
 class _Job(NamedTuple):
@@ -58,21 +80,20 @@ class _Job(NamedTuple):
 class EarlyStopping:
     """Keeps, for each replica, the state of the epoch with the lowest loss on held-out data.
 
-    ``replicas`` are of objectives, and share their parameters with what is trained. Held-out inputs
-    x (m, d) and labels or targets y are the same for all. Training stops when each replica has
-    waited ``patience`` epochs for a lower loss.
+    ``replicas`` are of objectives, and share their parameters with what is trained. Held-out data,
+    inputs (m, d), labels or targets and, if there are any, errors of the inputs, are the same for
+    all. Training stops when each replica has waited ``patience`` epochs for a lower loss.
     """
 
     def __init__(
-        self, replicas: Replicas, x: Tensor, y: Tensor, *, rows_at_a_time: int, patience: int
+        self, replicas: Replicas, held_out: Sequence[Tensor], *, rows_at_a_time: int, patience: int
     ) -> None:
         self.replicas, self.patience = replicas, patience
         size = replicas.size
+        split = (torch.split(each, rows_at_a_time) for each in held_out)
         self.parts = [
-            (some.expand(size, *some.shape), target.expand(size, *target.shape))
-            for some, target in zip(
-                torch.split(x, rows_at_a_time), torch.split(y, rows_at_a_time), strict=True
-            )
+            tuple(each.expand(size, *each.shape) for each in batch)
+            for batch in zip(*split, strict=True)
         ]
         self.lowest = torch.full((size,), torch.inf)
         self.waited = torch.zeros(size)
@@ -82,8 +103,8 @@ class EarlyStopping:
         """Losses now, averaged over replicas for the record; remembers the best states."""
         self.replicas.eval()
         with torch.no_grad():
-            losses = [self.replicas(x, y)[0] * x.shape[1] for x, y in self.parts]
-        loss = torch.stack(losses).sum(0) / sum(x.shape[1] for x, _ in self.parts)
+            losses = [self.replicas(*batch)[0] * batch[0].shape[1] for batch in self.parts]
+        loss = torch.stack(losses).sum(0) / sum(batch[0].shape[1] for batch in self.parts)
         better = loss < self.lowest
         for name, value in self.replicas.state_dict().items():
             choice = better.view(-1, *[1] * (value.dim() - 1))
@@ -191,13 +212,22 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
     def _scores(self, out: Moments, y: Tensor, *, calibrated: bool) -> Tensor:
         """(n,) how well each sample is predicted, for the choice of noise."""
 
-    def _fit(self, x: Tensor, y: Tensor, outputs: int, strata: NDArray[Any] | None) -> None:
+    def _fit(
+        self,
+        x: Tensor,
+        y: Tensor,
+        X_std: ArrayLike | None,
+        outputs: int,
+        strata: NDArray[Any] | None,
+    ) -> None:
         """Choose the noise, calibrate and train, on inputs (n, d) and labels or targets."""
         self._check_parameters()
+        self._spread = x.std(0, correction=0)
+        std = self._errors(X_std, x)
         self._widest = max(outputs, *self.hidden, 1)
         random = check_random_state(self.random_state)
         seed, split_seed = (int(number) for number in random.randint(2**31 - 1, size=2))
-        task = _Task(x, y, outputs, seed)
+        task = _Task(x, y, std, outputs, seed)
         self._noises = self._candidates()
         self.noise_ = self._noises[0] if len(self._noises) == 1 else _USUAL_NOISE
         self.noise_scores_: dict[float, float] = {}
@@ -225,7 +255,8 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
             found = []
             for i, part in enumerate(parts):
                 nets = [trained[_Job(noise, i, member)] for member in members]
-                found.append(combined([self._moments(net, task.x[part.held_out]) for net in nets]))
+                inputs = task.inputs(part.held_out)
+                found.append(combined([self._moments(net, inputs) for net in nets]))
             return gathered(found)
 
         # The noise is chosen by one network for each fold; the rest of the ensemble follows.
@@ -302,8 +333,11 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _train(self, task: _Task, jobs: Sequence[_Job], parts: Sequence[Fold]) -> list[nn.Module]:
         """A network for each job, raw inputs -> moments of raw targets, all trained at once."""
-        x, y, outputs, first_seed = task
-        data = [Standardized(x[part.training], y[part.training]) for part in parts]
+        x, y, _, outputs, first_seed = task
+        data = [
+            Standardized(x[rows], y[rows], task.errors(rows))
+            for rows in (part.training for part in parts)
+        ]
         samples = len(data[0].x)
         seeds = [first_seed + job.member for job in jobs]
         nets = [
@@ -317,6 +351,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
             torch.stack([torch.arange(samples) + job.part * samples for job in jobs]),
             self.batch_size,
             seeds=seeds,
+            std=None if task.std is None else torch.cat([cast(Tensor, part.std) for part in data]),
         )
         config = TrainingConfig(
             epochs=self.epochs or max(_LEAST_EPOCHS, round(_USUAL_STEPS / len(batches))),
@@ -330,10 +365,12 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         stopping = None
         if self.early_stopping and len(parts[0].held_out):
             rows = parts[0].held_out
+            held_out = [data[0].standardize(x[rows]), data[0].targets(y[rows])]
+            if task.std is not None:
+                held_out.append((task.std[rows] / data[0].standardize.scale).float())
             stopping = EarlyStopping(
                 self._as_predicting(loss.replicas),
-                data[0].standardize(x[rows]),
-                data[0].targets(y[rows]),
+                held_out,
                 rows_at_a_time=self._rows_at_a_time(),
                 patience=self.patience,
             )
@@ -350,9 +387,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
             stopping.restore()
         trained = [cast(nn.Module, objective.net) for objective in loss.unstack()]
         return [
-            self._as_predicting(
-                nn.Sequential(data[job.part].standardize, *net.children(), *data[job.part].back)
-            ).double()
+            self._as_predicting(nn.Sequential(data[job.part].around(net))).double()
             for job, net in zip(jobs, trained, strict=True)
         ]
 
@@ -363,10 +398,10 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         together = max(len(self._noises), self.members)
         return max(1, _NUMBERS_AT_A_TIME // (together * self._widest**2))
 
-    def _moments(self, net: nn.Module, x: Tensor) -> Moments:
+    def _moments(self, net: nn.Module, x: Tensor | Moments) -> Moments:
         net.eval()
         with torch.no_grad():
-            return gathered([net(some) for some in torch.split(x, self._rows_at_a_time())])
+            return gathered([net(some) for some in in_batches(x, self._rows_at_a_time())])
 
     def _score_of(self, out: Moments, y: Tensor) -> float:
         if not self.calibrate:
@@ -385,25 +420,68 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
             )
         return self.calibration_ is not None if calibrated is None else calibrated
 
-    def _outputs(self, X: ArrayLike, calibrated: bool | None = None) -> Iterator[Moments]:
+    def _errors(self, X_std: ArrayLike | None, x: Tensor) -> Tensor | None:
+        """Checked errors of inputs (n, d), of their shape; None without any."""
+        names = getattr(self, "feature_names_in_", None)
+        return checked_errors(X_std, x, self._spread, names)
+
+    def _inputs(self, X: ArrayLike, X_std: ArrayLike | None) -> Tensor | Moments:
+        """Inputs as the network takes them: with errors, if they are given."""
+        x = torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
+        return measured(x, self._errors(X_std, x))
+
+    def _outputs(
+        self, X: ArrayLike, calibrated: bool | None, X_std: ArrayLike | None
+    ) -> Iterator[Moments]:
         """What the network gives, as many rows at a time as fit into memory."""
         wanted = self._calibrated(calibrated)
-        x = torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
-        for some in torch.split(x, self._rows_at_a_time()):
+        for some in in_batches(self._inputs(X, X_std), self._rows_at_a_time()):
             with torch.no_grad():
                 out = self.network_(some)
                 if wanted and self.calibration_ is not None:
                     out = self.calibration_(out)
             yield out
 
-    def moments(self, X: ArrayLike, calibrated: bool | None = None) -> Moments:
+    def moments(
+        self, X: ArrayLike, calibrated: bool | None = None, *, X_std: ArrayLike | None = None
+    ) -> Moments:
         """Mean (n, outputs) and covariance of the network's output, in double precision.
 
         Args:
             X: inputs (n, d).
             calibrated: with the calibration or without; by default with it if there is one.
+            X_std: standard deviations of the errors of the inputs, (d,) or (n, d), in their units.
         """
-        return gathered(list(self._outputs(X, calibrated)))
+        return gathered(list(self._outputs(X, calibrated, X_std)))
+
+    def budget(self, X: ArrayLike, *, X_std: ArrayLike | None = None) -> Budget:
+        """What the variance of the output is made of: a part (n, outputs) for each source.
+
+        Sources are noise of the network, and errors of the inputs (``"input"``). The parts add up
+        to the variance without the calibration. Variances at nonlinearities are measured by draws
+        of these inputs.
+
+        Args:
+            X: inputs (n, d).
+            X_std: standard deviations of the errors of the inputs, (d,) or (n, d), in their units.
+        """
+        check_is_fitted(self)
+        inputs = self._inputs(X, X_std)
+        if self.members > 1:
+            raise ValueError(
+                f"budget takes apart one network, and this ensemble has {self.members}: fit with "
+                "members=1."
+            )
+        if self.noise_ == 0 and X_std is None:
+            raise ValueError(
+                "Nothing varies here, so there is no budget: the noise is 0, and the inputs have "
+                "no errors. Pass X_std, or fit with noise."
+            )
+        net = convert(self.network_, variances="propagated")
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", TrackingWarning)  # measured on these inputs: as meant
+            out: Moments = net(inputs)
+            return out.budget()
 
 
 def _progress() -> Display:

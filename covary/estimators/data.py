@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from numpy.typing import ArrayLike, NDArray
 from sklearn.model_selection import train_test_split
-from torch import Tensor
+from torch import Tensor, nn
 
 from covary.nn import Rescale, Standardize
 
@@ -50,22 +54,77 @@ def cross_validation(n: int, folds: int, seed: int, strata: NDArray[Any] | None)
     return parts
 
 
+def checked_errors(
+    X_std: ArrayLike | None, x: Tensor, spread: Tensor, names: Sequence[str] | None
+) -> Tensor | None:
+    """Errors of inputs (n, d) as standard deviations of that shape; None if there are none.
+
+    Args:
+        X_std: one for each feature, (d,), or for each value, (n, d); on the scale of the features.
+        x: the inputs.
+        spread: (d,) standard deviations of the features in training.
+        names: of the features, if they have any.
+    """
+    if X_std is None:
+        return None
+    named = getattr(X_std, "columns", None)
+    if named is not None and names is not None and list(named) != list(names):
+        raise ValueError(
+            f"X_std has the columns {list(named)}, and X was fitted with {list(names)}: errors "
+            "need the same columns in the same order; 0 is an exact value."
+        )
+    try:
+        std = torch.tensor(np.asarray(X_std, dtype=np.float64))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"X_std are standard deviations, numbers: {error}.") from error
+    if std.shape not in (x.shape, x.shape[1:]):
+        n, d = x.shape
+        raise ValueError(
+            f"X_std has the shape {tuple(std.shape)}; of inputs ({n}, {d}) it is ({d},), one for "
+            f"each feature, or ({n}, {d})."
+        )
+    wrong = std[~(torch.isfinite(std) & (std >= 0))]
+    if len(wrong):
+        raise ValueError(
+            f"X_std are standard deviations, finite and 0 or more; {len(wrong)} are not, the first "
+            f"is {wrong[0].item():g}. Put 0 for an exact value."
+        )
+    std = std.expand(x.shape)
+    large = ((std > spread) & (spread > 0)).double().mean(0) > 0.5
+    if large.any():
+        listed = [names[i] if names is not None else i for i in large.nonzero().flatten().tolist()]
+        warnings.warn(
+            f"Errors X_std of the features {listed} are larger than their spread in most rows, so "
+            "these say little. Are the errors standard deviations on the scale of the features?",
+            UserWarning,
+            stacklevel=4,
+        )
+    return std
+
+
 class Standardized:
     """Raw data (n, d) and targets (n, t), or labels (n,), on the scale of a network.
 
     Attributes:
         x, y: the data on this scale, float32 (labels stay as they are).
+        std: standard deviations of the errors of ``x``, None if they have none.
         standardize: the layer that leads there.
-        back: the layers that lead back, one for targets and none for labels.
+        back: the layers that lead back by name, one for targets and none for labels.
     """
 
-    def __init__(self, x: Tensor, y: Tensor) -> None:
+    def __init__(self, x: Tensor, y: Tensor, std: Tensor | None = None) -> None:
         self.standardize = Standardize.of(x)
-        self.back = [Rescale.of(y)] if y.is_floating_point() else []
+        self.std = None if std is None else (std / self.standardize.scale).float()
+        self.back = {"rescale": Rescale.of(y)} if y.is_floating_point() else {}
         self.x, self.y = self.standardize(x), self.targets(y)
+
+    def around(self, net: nn.Module) -> OrderedDict[str, nn.Module]:
+        """The layers of a network from raw data to raw targets, by name."""
+        layers = {"standardize": self.standardize, **dict(net.named_children())}
+        return OrderedDict(layers | self.back)
 
     def targets(self, y: Tensor) -> Tensor:
         """Targets on the scale of the network; labels as they are."""
-        for rescale in self.back:
+        for rescale in self.back.values():
             y = ((y - rescale.shift) / rescale.scale).float()
         return y

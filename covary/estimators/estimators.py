@@ -47,14 +47,19 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> MomentRegressor:
-        """Train on inputs (n, d) and targets (n,) or (n, t)."""
+    def fit(self, X: ArrayLike, y: ArrayLike, *, X_std: ArrayLike | None = None) -> MomentRegressor:
+        """Train on inputs (n, d) and targets (n,) or (n, t).
+
+        ``X_std`` are standard deviations of the errors of the inputs, (d,) or (n, d), in their
+        units. With ``covariance="shared"`` they are averaged over a mini-batch in training; choose
+        ``"full"`` where rows differ much.
+        """
         x, target = validate_data(
             self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2
         )
         self._one_dimensional = target.ndim == 1
         columns = torch.tensor(target.reshape(len(x), -1), dtype=torch.float64)
-        self._fit(torch.tensor(x), columns, columns.shape[1], None)
+        self._fit(torch.tensor(x), columns, X_std, columns.shape[1], None)
         return self
 
     def predict(
@@ -63,6 +68,8 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         return_std: bool = False,
         return_cov: bool = False,
         calibrated: bool | None = None,
+        *,
+        X_std: ArrayLike | None = None,
     ) -> Any:
         """Means, and if wanted a measure of how sure they are, on the scale of the targets.
 
@@ -72,6 +79,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
             return_cov: give covariances too.
             calibrated: with the calibration or without; by default with it if there is one. The
                 mean is the same.
+            X_std: standard deviations of the errors of the inputs, (d,) or (n, d), in their units.
 
         Returns:
             The mean, (n,) or (n, t) as the targets were; or the mean and its standard deviation,
@@ -80,17 +88,19 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         if return_std and return_cov:
             raise ValueError("predict gives a standard deviation or a covariance, not both.")
         if return_cov:
-            out = self.moments(X, calibrated)
+            out = self.moments(X, calibrated, X_std=X_std)
             return self._shaped(out.mean), out.covariance_matrix.numpy()
-        parts = [(out.mean, out.stddev) for out in self._outputs(X, calibrated)]
+        parts = [(out.mean, out.stddev) for out in self._outputs(X, calibrated, X_std)]
         mean, std = (self._shaped(torch.cat(part)) for part in zip(*parts, strict=True))
         return (mean, std) if return_std else mean
 
-    def uncertainty(self, X: ArrayLike, calibrated: bool | None = None) -> Floats:
+    def uncertainty(
+        self, X: ArrayLike, calibrated: bool | None = None, *, X_std: ArrayLike | None = None
+    ) -> Floats:
         """(n,) higher is less sure: the standard deviation, or the entropy of several targets."""
         scores = [
             out.stddev[:, 0] if out.mean.shape[-1] == 1 else out.entropy()
-            for out in self._outputs(X, calibrated)
+            for out in self._outputs(X, calibrated, X_std)
         ]
         return torch.cat(scores).numpy()
 
@@ -123,8 +133,15 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
 
     _objective, _calibration = ClassificationLoss, staticmethod(fit_logits)
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> MomentClassifier:
-        """Train on inputs (n, d) and labels (n,) of two or more classes."""
+    def fit(
+        self, X: ArrayLike, y: ArrayLike, *, X_std: ArrayLike | None = None
+    ) -> MomentClassifier:
+        """Train on inputs (n, d) and labels (n,) of two or more classes.
+
+        ``X_std`` are standard deviations of the errors of the inputs, (d,) or (n, d), in their
+        units. With ``covariance="shared"`` they are averaged over a mini-batch in training; choose
+        ``"full"`` where rows differ much.
+        """
         x, target = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(target)
         self.classes_, labels = np.unique(target, return_inverse=True)
@@ -133,15 +150,17 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
                 "MomentClassifier needs labels of 2 classes or more, got 1 class: "
                 f"{self.classes_[0]!r}."
             )
-        self._fit(torch.tensor(x), torch.tensor(labels), len(self.classes_), labels)
+        self._fit(torch.tensor(x), torch.tensor(labels), X_std, len(self.classes_), labels)
         return self
 
-    def predict(self, X: ArrayLike) -> NDArray[Any]:
+    def predict(self, X: ArrayLike, *, X_std: ArrayLike | None = None) -> NDArray[Any]:
         """(n,) the most probable label: that of the highest mean, or, calibrated, probability."""
-        most_probable = self.predict_proba(X).argmax(-1)
+        most_probable = self.predict_proba(X, X_std=X_std).argmax(-1)
         return cast("NDArray[Any]", self.classes_[most_probable])
 
-    def predict_proba(self, X: ArrayLike, calibrated: bool | None = None) -> Floats:
+    def predict_proba(
+        self, X: ArrayLike, calibrated: bool | None = None, *, X_std: ArrayLike | None = None
+    ) -> Floats:
         """(n, classes) probabilities.
 
         Args:
@@ -150,17 +169,20 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
                 (``covary.uncertainty.scores.expected_softmax``); if not, the softmax of the mean,
                 which does not look at the covariance. By default calibrated if there is a
                 calibration.
+            X_std: standard deviations of the errors of the inputs, (d,) or (n, d), in their units.
         """
         wanted = self._calibrated(calibrated)
-        outputs = self._outputs(X, wanted)
+        outputs = self._outputs(X, wanted, X_std)
         return torch.cat([_probabilities(out, wanted) for out in outputs]).numpy()
 
-    def uncertainty(self, X: ArrayLike, calibrated: bool | None = None) -> Floats:
+    def uncertainty(
+        self, X: ArrayLike, calibrated: bool | None = None, *, X_std: ArrayLike | None = None
+    ) -> Floats:
         """(n,) the entropy of the logits' covariance in nats; higher is less sure.
 
         A calibration adds the same to all.
         """
-        return torch.cat([out.entropy() for out in self._outputs(X, calibrated)]).numpy()
+        return torch.cat([out.entropy() for out in self._outputs(X, calibrated, X_std)]).numpy()
 
     def _scores(self, out: Moments, y: Tensor, *, calibrated: bool) -> Tensor:
         return F.nll_loss(-_probabilities(out, calibrated).log(), y, reduction="none")

@@ -15,6 +15,7 @@ from covary.files import escaped, write_atomically
 from covary.report import figures, gallery, tables, words
 from covary.report.drawing import Drawing, inline_svg, save
 from covary.report.figures_attack import drawings as of_attacks
+from covary.report.figures_budget import drawings as of_budget
 from covary.report.figures_fidelity import drawings as of_fidelity
 from covary.report.figures_verify import drawings as of_verification
 from covary.report.reading import Results
@@ -62,6 +63,8 @@ def drawings(results: Results, found: list[Curve]) -> dict[str, list[Drawing]]:
         ],
         "calibration": calibration,
     }
+    if results.evaluation.budget is not None:
+        sections["budget"] = of_budget(results)
     fidelity, simulated, attacks = results.run.fidelity, results.simulated, results.run.attack
     if fidelity is not None and results.is_current(fidelity):
         sections["fidelity"] = of_fidelity(fidelity)

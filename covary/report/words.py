@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from covary.runs.predictions import Predictions
 from covary.runs.records import Numbers
-from covary.runs.results import MeasuredNumber
+from covary.runs.results import BudgetResult, ErrorBars, MeasuredNumber
 from covary.uncertainty.metrics import METRICS
 
 MINUS = "\N{MINUS SIGN}"
@@ -186,6 +186,28 @@ def judged_coverage(share: float, meant: float, count: int) -> str:
     if abs(share - meant) <= 2 * math.sqrt(meant * (1 - meant) / count):
         return ", about as they should"
     return f": they are too {'narrow' if share < meant else 'wide'}"
+
+
+def removable(budget: BudgetResult) -> str:
+    """Which part of the variance more training data could remove, and which it could not."""
+    if "weights" not in budget.kinds:
+        return (
+            "Weights are taken as known here, so nothing of it is what more training data could "
+            "remove: better measurements or less noise could."
+        )
+    share, rest = budget.removable, 1 - budget.removable
+    return f"More training data could remove {percent(share)} (weights), and {percent(rest)} not."
+
+
+def perfect_measurements(errors: ErrorBars, targets: Sequence[str]) -> Iterator[str]:
+    """What standard deviations would be without errors of the inputs, for each target."""
+    for i, (given, exact) in enumerate(zip(errors.stddev, errors.exact, strict=True)):
+        of = f" of {targets[i]}" if len(targets) > 1 else ""
+        less = "" if not given or exact is None else f", {percent(1 - exact / given)} less"
+        yield (
+            f"With perfect measurements the standard deviation{of} would be {number(exact)} on "
+            f"average, not {number(given)}{less} (before calibration)."
+        )
 
 
 def contradictions(parts: Mapping[str, Numbers]) -> Iterator[str]:

@@ -62,6 +62,12 @@ class DataConfig:
         (), "Column of numbers that are names; repeat for several.", flag="--category"
     )
     drop: tuple[str, ...] = _table((), "Column to leave out; repeat for several.")
+    errors: tuple[str, ...] = _table(
+        (),
+        "NAME=COLUMN: errors of an input column, and the column that has their standard deviations "
+        "row by row; repeat for several.",
+        flag="--error",
+    )
     encoding: str = _table("utf-8", "How text is encoded.")
     delimiter: str = _table("", "What separates columns; found out if not given.")
     sha256: str = ""  # of the table's file: rows of another one would be divided in another way
@@ -77,6 +83,7 @@ class DataConfig:
             )
         if self.limit < 0:
             raise ValueError(f"A limit is a number of samples, or 0 for all, got {self.limit}.")
+        _ = self.error_columns
         _check_choice("task", self.task, ("auto", "classification", "regression"))
         _check_choice("missing", self.missing, ("error", "mean", "drop"))
         for_the_other = ("split", "augment") if self.is_table else FOR_TABLES
@@ -88,6 +95,23 @@ class DataConfig:
                 f"{self.name} does not take {', '.join(strange)}, which is for {kind}. (A table is "
                 f"a file whose name ends in {', '.join(TABLE_SUFFIXES)}.)"
             )
+
+    @property
+    def error_columns(self) -> dict[str, str]:
+        """By the name of an input column, the column that has the errors of it."""
+        found: dict[str, str] = {}
+        for said in self.errors:
+            name, _, column = said.partition("=")
+            if not (name and column):
+                raise ValueError(
+                    f"--error takes NAME=COLUMN, such as temperature=temperature_std, got {said!r}."
+                )
+            if name in found:
+                raise ValueError(
+                    f"--error names {name!r} twice; a column has one column of errors."
+                )
+            found[name] = column
+        return found
 
     @property
     def is_table(self) -> bool:

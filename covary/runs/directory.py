@@ -21,6 +21,7 @@ from covary.data import Dataset, Schema
 from covary.data.locking import locked
 from covary.files import FileError, read_json, read_tensors, read_text, write_tensors
 from covary.models import with_covariance
+from covary.moments import Moments
 from covary.nn import Noisy
 from covary.nn.fidelity import Fidelity as TrackingFidelity
 from covary.runs import predictions, results
@@ -194,7 +195,9 @@ class Run:
             *([Path(config.name)] if config.is_table else []),
         )
 
-    def ood(self, names: Sequence[str], *, seed: int) -> tuple[dict[str, Tensor], list[str]]:
+    def ood(
+        self, names: Sequence[str], *, seed: int
+    ) -> tuple[dict[str, Tensor | Moments], list[str]]:
         """Out-of-distribution inputs, by what results call them, and notes on reading them."""
         return ood_sets(
             self.config.data, self.schema, self.data, names, data_dir=self.data_dir, seed=seed

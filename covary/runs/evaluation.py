@@ -14,7 +14,7 @@ from torch import nn
 from covary.models import with_covariance
 from covary.nn import Rescale
 from covary.progress import Steps
-from covary.runs import predictions
+from covary.runs import budget, predictions
 from covary.runs.directory import Run
 from covary.runs.predictions import Predictions
 from covary.runs.results import CalibrationResult, Evaluation, HeldOut, TrackedFidelity, sha256
@@ -35,7 +35,8 @@ def evaluate(
 
     Every sample has a covariance of its own, however the network was trained. Calibration and the
     fitted score are those that held-out training data gave, fitted first if they were not; numbers
-    without calibration are always there too. What comes out is also written to the run's folder:
+    without calibration are always there too. The budget says what the variance of the output is
+    made of, on some test inputs. What comes out is also written to the run's folder:
     numbers to ``evaluation.json``, and mean, variance, entropy and fitted score of every sample to
     ``predictions.npz``.
 
@@ -61,9 +62,10 @@ def evaluate(
         measured = partial(
             predictions.measure, net, held_out=held_out, classify=classify, seed=seed
         )
-        parts = {"test": measured(dataset.x_test, dataset.y_test, "test", progress=progress)}
+        parts = {"test": measured(dataset.test_inputs, dataset.y_test, "test", progress=progress)}
         parts |= {name: measured(x, None, name, progress=progress) for name, x in others.items()}
     test = parts["test"]
+    made_of, why_not = budget.measure(run, net, test)
     results = {"test": classification_metrics(test) if classify else _regression(test, net)}
     results |= {name: _ood_metrics(parts[name], test) for name in others}
     predictions.write(run.predictions_path, parts)
@@ -75,12 +77,13 @@ def evaluate(
         image_shape=model.input_shape if model.is_image else None,
         covariance=how.covariance,
         fidelity=how.fidelity and TrackedFidelity(how.covariance, *how.fidelity[1:]),
-        notes=(*notes, *how.notes, *held_out.notes),
+        notes=(*notes, *how.notes, *held_out.notes, *why_not),
         parts=results,
         scores={name: _score_metrics(part, test) for name, part in parts.items()},
         calibration=_calibration(held_out, test, net),
         by_target={} if classify else _by_target(test, dataset.targets),
         separability=_separabilities(parts),
+        budget=made_of,
         predictions_sha256=sha256(run.predictions_path),
         **run.about(started, seed),
     ).write(run.evaluation_path)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from covary.covariance import Diagonal
 from covary.files import FileError, read_arrays, write_arrays
 from covary.models import noise_of, with_noise
-from covary.moments import Moments
+from covary.moments import Moments, mean_of
 from covary.nn import Activation, Linear
 from covary.progress import Steps
 from covary.recording import record
@@ -211,7 +211,7 @@ def numbered(progress: Steps | None, i: int, count: int) -> Steps | None:
 @torch.no_grad()
 def measure(
     net: nn.Module,
-    x: Tensor,
+    x: Tensor | Moments,
     y: Tensor | None,
     name: str,
     *,
@@ -247,7 +247,7 @@ def measure(
         **truth,
         name=name,
         layer_entropy=layer_entropy,
-        input=x[gallery].numpy(),
+        input=mean_of(x)[gallery].numpy(),
         input_index=gallery,
         scores=found,
     )
@@ -259,7 +259,7 @@ def joined(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Array]:
 
 
 def _measured(
-    net: nn.Module, x: Tensor, held_out: HeldOut, *, classify: bool
+    net: nn.Module, x: Tensor | Moments, held_out: HeldOut, *, classify: bool
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Fields of ``Predictions``, and scores, of one batch."""
     features, out = moment_features(net, x)
@@ -269,14 +269,14 @@ def _measured(
     found = scores.of_moments(out, classify=classify)
     for name, fitted in held_out.scores.items():
         moments = fitted.features == "moments"
-        own = fitted.of(features.cpu(), out.mean.cpu()) if moments else fitted(net, x)
+        own = fitted.of(features.cpu(), out.mean.cpu()) if moments else fitted(net, mean_of(x))
         found[name] = own
     if held_out.calibration is None:
         return fields, found
     quiet = held_out.noise
     if quiet is not None and list(quiet) != noise_of(net):
         out = with_noise(net, quiet)(x)
-    calibrated = held_out.calibration.to(x.device)(out)
+    calibrated = held_out.calibration.to(out.mean.device)(out)
     if classify:
         fields["calibrated_probabilities"] = scores.expected_softmax(calibrated).float()
     else:

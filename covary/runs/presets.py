@@ -50,6 +50,8 @@ def preset(
 ) -> Choices:
     """Settings of the model and of training for these data."""
     usual = _usual(dataset, published_splits=published_splits)
+    if dataset.x_std is not None:  # a shared covariance would average errors over the rows
+        usual = replace(usual, covariance="full")
     if spiking:
         others = replace(usual, batch_norm=True, noise=_SPIKING_NOISE)
         usual = PAPER_LIF if usual is PAPER_MNIST else others

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from covary.covariance import exact_units
+from covary.inputs import in_batches
 from covary.models import plain, with_covariance
 from covary.moments import Moments
 from covary.progress import Steps
@@ -62,10 +63,10 @@ def measure_fidelity(
     kinds = ["full", *tracked, "shared", "diagonal"]
     entropies: dict[str, np.ndarray] = {}
     agreements: dict[str, dict[str, PartAgreement]] = {kind: {} for kind in kinds}
-    for part, x in ({"test": run.data.x_test} | others).items():
+    for part, x in ({"test": run.data.test_inputs} | others).items():
         # In random order: what a batch shares should not depend on how the data are sorted.
         order = np.random.default_rng(seed).permutation(len(x))[:samples]
-        batches = torch.split(x[order], batch_size)
+        batches = in_batches(x[order], batch_size)
         exact: Moments | None = None
         for kind in kinds:
             moments = _moments(with_covariance(net, kind), steps(batches, f"{part}, {kind}"))
@@ -91,7 +92,7 @@ def measure_fidelity(
 
 
 @torch.no_grad()
-def _moments(net: nn.Module, batches: Iterable[Tensor]) -> Moments:
+def _moments(net: nn.Module, batches: Iterable[Tensor | Moments]) -> Moments:
     device = next(net.parameters()).device
     return gathered([net(x.to(device)) for x in batches])
 

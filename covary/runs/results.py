@@ -181,6 +181,41 @@ class CalibrationResult(CalibrationNumbers):
     test: Numbers
 
 
+@dataclass(frozen=True)
+class BudgetOfInput:
+    """What the variance of the output is made of for one test input, on average over outputs."""
+
+    index: int
+    kinds: Numbers  # share of input, noise, dropout, weights
+
+
+@dataclass(frozen=True)
+class ErrorBars:
+    """Standard deviations of each output with the errors of the inputs, and as if they had none.
+
+    On average over the test set, and of inputs of the gallery by their number (with, without). As
+    the network gives them, before calibration; of logits, on average over classes.
+    """
+
+    stddev: tuple[float | None, ...]
+    exact: tuple[float | None, ...]  # with inputs that are exact
+    gallery: Mapping[str, tuple[tuple[float | None, ...], tuple[float | None, ...]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetResult:
+    """What the variance of the output is made of: shares, on average over inputs and outputs."""
+
+    samples: int  # test inputs that it was measured on
+    sources: Numbers  # by source, the largest first
+    kinds: Numbers  # by kind: input, noise, dropout, weights
+    removable: float  # the share that more training data could remove: that of the weights
+    columns: Numbers = field(default_factory=dict)  # of errors of the inputs, by column
+    ratio: float | None = None  # variances of draws over computed ones
+    gallery: tuple[BudgetOfInput, ...] = ()
+    errors: ErrorBars | None = None  # of tables that have columns of errors
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Result):
     """What ``covary evaluate`` measures (``evaluation.json``).
@@ -200,6 +235,7 @@ class Evaluation(Result):
     calibration: CalibrationResult | None = None  # None if there were too few held-out data
     by_target: Mapping[str, Numbers] = field(default_factory=dict)  # of each of several targets
     separability: Mapping[str, tuple[float | None, ...]]  # part -> of entropies, layer by layer
+    budget: BudgetResult | None = None  # None of networks that cannot be converted
     predictions_sha256: str = ""
 
     def __post_init__(self) -> None:

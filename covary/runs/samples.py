@@ -11,6 +11,7 @@ from torch import Tensor
 from covary import data
 from covary.data import DataError, Dataset, Schema
 from covary.data.download import file_sha256
+from covary.moments import Moments
 from covary.runs.config import FOR_TABLES, DataConfig, RunConfig
 from covary.training.batches import shuffled
 
@@ -34,6 +35,8 @@ def load_data(
         y=dataset.y[train],
         x_test=dataset.x_test[test],
         y_test=dataset.y_test[test],
+        x_std=None if dataset.x_std is None else dataset.x_std[train],
+        x_test_std=None if dataset.x_test_std is None else dataset.x_test_std[test],
     )
     return few, schema
 
@@ -48,7 +51,8 @@ def _table(config: DataConfig, seed: int) -> tuple[Dataset, Schema]:
             "covary evaluate RUN --ood."
         )
     settings = {name: getattr(config, name) for name in FOR_TABLES}
-    return data.read_table(path, seed=seed, **settings | {"delimiter": config.delimiter or None})
+    settings |= {"delimiter": config.delimiter or None, "errors": config.error_columns}
+    return data.read_table(path, seed=seed, **settings)
 
 
 def validation_rows(n: int, config: RunConfig) -> tuple[Tensor, Tensor]:
@@ -67,12 +71,12 @@ def ood_sets(
     *,
     data_dir: str | None,
     seed: int,
-) -> tuple[dict[str, Tensor], list[str]]:
+) -> tuple[dict[str, Tensor | Moments], list[str]]:
     """Out-of-distribution inputs, by what results call them, and notes on reading them.
 
     They are test parts of known sets, or tables that have the columns of the run's table.
     """
-    inputs: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor | Moments] = {}
     notes: list[str] = []
     for name in names:
         # Two tables may have one name, in two folders.
@@ -95,5 +99,5 @@ def ood_sets(
                 "notmnist; or cifar10, cifar100, svhn)."
             )
         notes += [f"{label}: {note}" for note in found.notes]
-        inputs[label] = found.x_test
+        inputs[label] = found.test_inputs
     return inputs, notes

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from covary.covariance import class_name
+from covary.moments import Moments
 from covary.nn import Lift
 from covary.nn.fidelity import Fidelity, FidelityRow, TrackingWarning
 from covary.runs.config import check_covariance
@@ -22,7 +23,7 @@ from covary.training.batches import shuffled
 _SAMPLES = 256
 
 
-def measure(net: nn.Module, x: Tensor, *, seed: int, progress: bool) -> Fidelity:
+def measure(net: nn.Module, x: Tensor | Moments, *, seed: int, progress: bool) -> Fidelity:
     """Measure on a few of the inputs that a network was trained on, chosen by the seed."""
     # A key beyond any epoch, and not that of the validation rows.
     few = shuffled(len(x), seed, 2**31 + 1)[:_SAMPLES]
@@ -71,7 +72,7 @@ def known_or_measured(run: Run, net: nn.Module, *, progress: bool) -> tuple[Fide
         return known, []
     _, rows = validation_rows(len(run.data.x), run.config)
     seed = run.config.training.seed
-    fidelity = measure(net, run.data.x[rows], seed=seed, progress=progress)
+    fidelity = measure(net, run.data.inputs[rows], seed=seed, progress=progress)
     kept = run.save_tracking(net)
     where = f"kept in {run.model_path.name}" if kept else "not kept, since training is not finished"
     return fidelity, [f"Tracked covariances were never measured here: done now, and {where}."]

@@ -183,6 +183,7 @@ def train(
         fabric.launch()
         held_out, rows = validation_rows(len(dataset.x), config)
         x, y = dataset.x[rows], dataset.y[rows]
+        std = None if dataset.x_std is None else dataset.x_std[rows]
         net = _new_network(config, trunk, x, y, rank=fabric.global_rank)
         record = Environment(
             data=dataset.source,
@@ -200,7 +201,9 @@ def train(
             record.write(run.environment_path)
         objective, how = _objective(net, config), config.training
         transform = data.augmented if config.data.augment else None
-        batches = training.TensorBatches(x, y, how.batch_size, seed=how.seed, transform=transform)
+        batches = training.TensorBatches(
+            x, y, how.batch_size, seed=how.seed, transform=transform, std=std
+        )
         minutes, kept = devices.checkpoint_minutes, frozenset(devices.keep)
         history = training.fit(
             objective,
@@ -216,13 +219,15 @@ def train(
         if fabric.is_global_zero:
             if history or not run.model_path.exists() or run.config != config:
                 shown = display is not None and not isinstance(display, training.Silent)
-                _keep(run, config, net, x, progress=shown)
+                _keep(run, config, net, dataset.inputs[rows], progress=shown)
             replace(record, seconds=elapsed(started)).write(run.environment_path)
         fabric.barrier()
         return history
 
 
-def _keep(run: Run, config: RunConfig, net: nn.Module, x: Tensor, *, progress: bool) -> None:
+def _keep(
+    run: Run, config: RunConfig, net: nn.Module, x: Tensor | Moments, *, progress: bool
+) -> None:
     """Put a trained network into the run's folder, with the corrections that tracking needs."""
     if class_name(config.model.covariance) == "tracked":
         tracking.measure(net, x, seed=config.training.seed, progress=progress)
@@ -297,13 +302,14 @@ def _validation(
         per_sample.eval()
         total = torch.zeros(2, dtype=torch.float64)
         for some in torch.split(rows, config.training.batch_size):
-            x, y = dataset.x[some].to(device), dataset.y[some].to(device)
-            total += len(some) * torch.stack(objective(x, y)).double().cpu()
+            parts = (dataset.x, dataset.y, dataset.x_std)
+            batch = [part[some].to(device) for part in parts if part is not None]
+            total += len(some) * torch.stack(objective(*batch)).double().cpu()
         loss, statistic = (total / len(rows)).tolist()
         metrics = {"validation_loss": loss, f"validation_{objective.statistic}": statistic}
         if config.model.task == "classification":
             some = rows[:_ENTROPY_SAMPLES]
-            out: Moments = per_sample(dataset.x[some].to(device))
+            out: Moments = per_sample(dataset.inputs[some].to(device))
             right = out.mean.argmax(-1).cpu() == dataset.y[some]
             entropy = out.entropy().cpu()
             metrics["entropy_right"] = entropy[right].mean().item()

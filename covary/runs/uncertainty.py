@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from covary import activations
 from covary.covariance import Full
+from covary.inputs import in_batches
 from covary.models import with_covariance, with_noise
-from covary.moments import Moments
+from covary.moments import Moments, mean_of
 from covary.progress import Steps
 from covary.runs.directory import HELD_OUT, Run, RunError
 from covary.runs.results import Calibration, HeldOut
@@ -132,12 +133,12 @@ def _fitted(
     noise: str | tuple[float, ...] | None = None,
 ) -> HeldOut:
     """Calibration and scores of a network, with other noise if it is given or to be chosen."""
-    x, y, classify = run.data.x[rows], run.data.y[rows], run.classifies
+    x, y, classify = run.data.inputs[rows], run.data.y[rows], run.classifies
     device = next(net.parameters()).device
     values, as_trained = _looked_at(net, x, progress)
     mean, moments = as_trained.mean, as_trained
     classes = mean.shape[-1] if classify else 1
-    batches = (some.to(device) for some in torch.split(x, _BATCH))
+    batches = (some.to(device) for some in torch.split(mean_of(x), _BATCH))
     plain_values, plain_mean = features_of("plain", net, batches)
     known = {
         "fitted": (values, mean, "moments"),
@@ -152,8 +153,8 @@ def _fitted(
             notes.append(f"There is no {name.replace('_', ' ')} score: {error}")
     notes = notes[:1]
     if isinstance(noise, str):
-        some = (each[:_TO_CHOOSE_NOISE].to(device) for each in (x, y))
-        noise = choose_noise(net, *some, per_layer=noise == "per-layer").noise
+        few, known_y = x[:_TO_CHOOSE_NOISE].to(device), y[:_TO_CHOOSE_NOISE].to(device)
+        noise = choose_noise(net, few, known_y, per_layer=noise == "per-layer").noise
     if noise is not None:
         moments = _looked_at(with_noise(net, noise), x, progress)[1]
     calibration: Calibration = fit_logits(moments, y) if classify else fit_variance(moments, y)
@@ -200,11 +201,13 @@ def _is_constant(stddev: Tensor) -> bool:
 
 
 @torch.no_grad()
-def _looked_at(net: nn.Module, x: Tensor, progress: Steps | None) -> tuple[Tensor, Moments]:
+def _looked_at(
+    net: nn.Module, x: Tensor | Moments, progress: Steps | None
+) -> tuple[Tensor, Moments]:
     """Features (n, d) of all layers, and the moments of the output, on the CPU."""
     device = next(net.parameters()).device
     outs, values = [], []
-    batches = torch.split(x, _BATCH)
+    batches = in_batches(x, _BATCH)
     for some in progress(batches, "held-out data") if progress else batches:
         features, out = moment_features(net, some.to(device))
         values.append(features.cpu())

@@ -17,8 +17,11 @@ class Batches(Protocol):
     def __len__(self) -> int:
         """How many batches an epoch has."""
 
-    def epoch(self, epoch: int, *, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches (x, y) of this epoch but for the first ``skip``."""
+    def epoch(self, epoch: int, *, skip: int = 0) -> Iterator[tuple[Tensor, ...]]:
+        """The batches of this epoch but for the first ``skip``: what the objective takes, (x, y).
+
+        Where inputs have errors, (x, y, std).
+        """
 
 
 def shuffled(n: int, *key: int) -> Tensor:
@@ -56,6 +59,7 @@ class TensorBatches:
         batch_size: samples in a batch; the last of an epoch may have fewer, or one more.
         seed: decides the order.
         transform: applied to the inputs of each batch, such as a random crop.
+        std: standard deviations of the inputs' errors, of their shape, where they are known.
     """
 
     x: Tensor
@@ -64,6 +68,7 @@ class TensorBatches:
     _: KW_ONLY
     seed: int = 0
     transform: Callable[[Tensor], Tensor] | None = None
+    std: Tensor | None = None
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -75,9 +80,10 @@ class TensorBatches:
     def __len__(self) -> int:
         return count(len(self.x), self.batch_size)
 
-    def epoch(self, epoch: int, *, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, epoch: int, *, skip: int = 0) -> Iterator[tuple[Tensor, ...]]:
         """The batches of this epoch but for the first ``skip``."""
         order = shuffled(len(self.x), self.seed, epoch)
         for rows in divided(order, self.batch_size)[skip:]:
             x = self.x[rows]
-            yield (x if self.transform is None else self.transform(x)), self.y[rows]
+            x = x if self.transform is None else self.transform(x)
+            yield (x, self.y[rows]) if self.std is None else (x, self.y[rows], self.std[rows])

@@ -59,8 +59,9 @@ def fit(
     """Train, and give the metrics of every epoch.
 
     Args:
-        objective: ``objective(x, y)`` gives a scalar loss and a scalar to look at, whose name is
-            ``objective.statistic``; both averages over the samples of the batch.
+        objective: ``objective(x, y)``, or whatever else a batch has, gives a scalar loss and a
+            scalar to look at, whose name is ``objective.statistic``; both averages over the samples
+            of the batch.
         batches: what to train on.
         config: how.
         fabric: devices, strategy and precision, launched; one process on the CPU by default. With
@@ -171,11 +172,11 @@ class _Loop:
         position, name = self.position, str(self.objective.statistic)
         self.module.train()
         began, computing, fresh = time.perf_counter(), 0.0, 0
-        for x, y in self.batches.epoch(position.epoch, skip=position.batch):
+        for batch in self.batches.epoch(position.epoch, skip=position.batch):
             before = time.perf_counter()
-            loss, statistic, stop = self.step(x, y, asked)
+            loss, statistic, stop = self.step(batch, asked)
             computing += time.perf_counter() - before
-            samples = x.shape[0]
+            samples = len(batch[0])
             fresh += samples
             position.batch += 1
             position.step += 1
@@ -202,20 +203,20 @@ class _Loop:
             measured={name: position.statistic / position.samples},
         )
 
-    def step(self, x: Tensor, y: Tensor, asked: threading.Event) -> tuple[float, float, bool]:
+    def step(self, batch: tuple[Tensor, ...], asked: threading.Event) -> tuple[float, float, bool]:
         """Forward, backward, update: loss and statistic of the whole batch, and whether to stop."""
         fabric, processes = self.fabric, self.fabric.world_size
         steps = self.config.epochs * len(self.batches)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, self.position.step, steps)
         share = 1.0
-        if 1 < processes <= x.shape[0]:
+        if 1 < processes <= len(batch[0]):
             samples = slice(fabric.global_rank, None, processes)
             # Gradients are averaged over processes: parts of unequal size need their weight.
-            share = len(x[samples]) * processes / len(x)
-            x, y = x[samples], y[samples]
-        x, y = fabric.to_device((x, y))
-        loss, statistic = self.module(x, y)
+            share = len(batch[0][samples]) * processes / len(batch[0])
+            batch = tuple(each[samples] for each in batch)
+        batch = fabric.to_device(batch)
+        loss, statistic = self.module(*batch)
         numbers = torch.stack([loss.detach() * share, statistic * share]).float()
         if processes > 1:
             flag = numbers.new_full((1,), float(asked.is_set()))
@@ -223,6 +224,7 @@ class _Loop:
         value, shown, *flags = numbers.tolist()
         stop = any(flags) if processes > 1 else asked.is_set()
         if not math.isfinite(value):
+            x = batch[0]
             inputs = f"(inputs of this batch from {x.min().item():.4g} to {x.max().item():.4g})"
             raise self.diverged(f"The loss is {value} {inputs}")
         fabric.backward(loss * share)

@@ -11,12 +11,21 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covary.moments import mean_of
+from covary.covariance import Full
+from covary.moments import Moments, mean_of
 from covary.nn.scales import before_rescale, check_rescale, rescale_of
 from covary.settings import supervise_covariance
 
 # Of standardised targets: a variance of 0 has no likelihood.
 LEAST_VARIANCE = 1e-6
+
+
+def measured(x: Tensor, std: Tensor | None) -> Tensor | Moments:
+    """Inputs (B, ...) with errors of these standard deviations, if they have any.
+
+    As ``Moments.of``, but nothing is checked, so that it runs under vmap.
+    """
+    return x if std is None else Moments(x, Full(None, std.square().flatten(1)))
 
 
 class ClassificationLoss(nn.Module):
@@ -31,9 +40,9 @@ class ClassificationLoss(nn.Module):
         super().__init__()
         self.net = net
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and accuracy, scalars, of inputs (B, ...) and labels (B,)."""
-        mean = mean_of(self.net(x))
+    def forward(self, x: Tensor, y: Tensor, std: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Loss and accuracy, scalars, of inputs (B, ...), labels (B,) and errors of the inputs."""
+        mean = mean_of(self.net(measured(x, std)))
         right = mean.detach().argmax(-1) == y
         return F.cross_entropy(mean, y), right.float().mean()
 
@@ -48,7 +57,7 @@ class _StandardisedLoss(nn.Module):
         check_rescale(net, type(self).__name__)
         self.net = net
 
-    def standardised(self, x: Tensor, y: Tensor) -> tuple[Any, Tensor, Tensor | float]:
+    def standardised(self, x: Tensor | Moments, y: Tensor) -> tuple[Any, Tensor, Tensor | float]:
         """What the network gives before its outputs are rescaled, targets alike, and the scale."""
         layers, rescale = before_rescale(self.net)
         out: Any = x
@@ -73,9 +82,12 @@ class RegressionLoss(_StandardisedLoss):
     known. Of a network without any, the error is that of its outputs as they are.
     """
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss, and mean absolute error on the target's scale, of (B, ...) and (B, t)."""
-        out, y, scale = self.standardised(x, y)
+    def forward(self, x: Tensor, y: Tensor, std: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Loss, and mean absolute error on the target's scale, of (B, ...) and (B, t).
+
+        ``std`` are errors of the inputs, of their shape.
+        """
+        out, y, scale = self.standardised(measured(x, std), y)
         mean = mean_of(out)
         gap = mean - y.to(mean.dtype)
         return gap.square().mean(), _mean_absolute(gap, scale)
@@ -89,10 +101,10 @@ class GaussianLikelihood(_StandardisedLoss):
     ``RegressionLoss``.
     """
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, y: Tensor, std: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Loss in nats per target, and mean absolute error on the target's scale."""
         with supervise_covariance():
-            moments, y, scale = self.standardised(x, y)
+            moments, y, scale = self.standardised(measured(x, std), y)
             variance = moments.variance.clamp(min=LEAST_VARIANCE)
         gap = moments.mean - y.to(moments.mean.dtype)
         loss = 0.5 * (gap.square() / variance + (2 * math.pi * variance).log())

@@ -148,20 +148,21 @@ class ReplicaLoss(nn.Module):
         self._seen: dict[Hashable, int] = {}
         self._steps: dict[Hashable, Callable[..., Any]] = {}
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and statistic, scalars, of inputs (B, R, ...) and labels or targets (B, R, ...).
 
-        Samples come first, so that the training loop counts and divides them as ever.
+        And of errors of the inputs, where they are known. Samples come first, so that the training
+        loop counts and divides them as ever.
         """
-        x, y = x.transpose(0, 1), y.transpose(0, 1)
-        step = self._step(x, y) if torch.is_grad_enabled() else None
+        inputs = tuple(each.transpose(0, 1) for each in batch)
+        step = self._step(inputs) if torch.is_grad_enabled() else None
         if step is None:
-            losses, statistics = self.replicas(x, y)
+            losses, statistics = self.replicas(*inputs)
             return losses.sum(), statistics.detach().mean()
         tensors, noises = self.replicas.state()
         values = {name: tensor.detach() for name, tensor in tensors.items()}
         with torch.no_grad():
-            loss, statistic, *gradients = step((values, noises), x, y)
+            loss, statistic, *gradients = step((values, noises), *inputs)
         trained = [tensor for tensor in tensors.values() if tensor.requires_grad]
         loss = _LossOfGradients.apply(loss, gradients, *trained)  # type: ignore[no-untyped-call]
         return loss, statistic
@@ -170,13 +171,13 @@ class ReplicaLoss(nn.Module):
         """The objectives one by one; ``objective.net`` are the networks."""
         return self.replicas.unstack()
 
-    def _step(self, x: Tensor, y: Tensor) -> Callable[..., Any] | None:
+    def _step(self, inputs: tuple[Tensor, ...]) -> Callable[..., Any] | None:
         """The recorded step for such tensors, once it is worth its recording."""
         # All that decides which operations a step has.
         key = (
-            *((value.shape, value.dtype, value.device) for value in (x, y)),
+            *((value.shape, value.dtype, value.device) for value in inputs),
             covariance_is_supervised(),
-            is_autocast(x.device),
+            is_autocast(inputs[0].device),
             *(parameter.requires_grad for parameter in self.parameters()),
             *((part.training, getattr(part, "covariance", "")) for part in self.modules()),
         )
@@ -184,27 +185,28 @@ class ReplicaLoss(nn.Module):
             self._seen[key] = self._seen.get(key, 0) + 1
             if self._seen[key] <= _STEPS_BEFORE_RECORDING:
                 return None
-            self._steps[key] = self._record(x, y)
+            self._steps[key] = self._record(inputs)
         return self._steps[key]
 
-    def _record(self, x: Tensor, y: Tensor) -> Callable[..., Any]:
+    def _record(self, inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
         """The operations of a step: state and batch -> loss, statistic and gradients."""
         tensors, noises = self.replicas.state()
         trained = [name for name, tensor in tensors.items() if tensor.requires_grad]
 
-        def step(state: State, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        def step(state: State, *inputs: Tensor) -> tuple[Tensor, ...]:
             values, noises = state
             with torch.enable_grad():
                 leaves = {name: values[name].requires_grad_() for name in trained}
-                losses, statistics = self.replicas.call((values | leaves, noises), x, y)
+                losses, statistics = self.replicas.call((values | leaves, noises), *inputs)
                 loss = losses.sum()
                 gradients = torch.autograd.grad(loss, list(leaves.values()))
             return loss.detach(), statistics.detach().mean(), *gradients
 
         # Recording runs the step once, which must update no buffer and take no random number.
         copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-            recorded = make_fx(step)((copies, noises), x, y)
+        device = inputs[0].device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            recorded = make_fx(step)((copies, noises), *inputs)
         # The covariance of the output, for one, which no loss of the mean looks at.
         recorded.graph.eliminate_dead_code()
         recorded.recompile()
@@ -235,10 +237,18 @@ class ReplicaBatches:
         rows: (R, m) which of them each replica trains on.
         batch_size: samples of each replica in a batch; the last of an epoch may have fewer.
         seeds: R whole numbers that decide the orders.
+        std: standard deviations of the inputs' errors, of their shape, where they are known.
     """
 
     def __init__(
-        self, x: Tensor, y: Tensor, rows: Tensor, batch_size: int, *, seeds: Sequence[int]
+        self,
+        x: Tensor,
+        y: Tensor,
+        rows: Tensor,
+        batch_size: int,
+        *,
+        seeds: Sequence[int],
+        std: Tensor | None = None,
     ) -> None:
         if len(x) != len(y):
             raise ValueError(f"Batches need as many targets as inputs, got {len(x)} and {len(y)}.")
@@ -249,18 +259,19 @@ class ReplicaBatches:
             )
         if rows.numel() == 0:
             raise ValueError("There is nothing to train on: 0 samples.")
-        self.x, self.y, self.rows = x, y, rows
+        self.tensors = (x, y) if std is None else (x, y, std)
+        self.rows = rows
         self.batch_size, self.seeds = batch_size, list(seeds)
 
     def __len__(self) -> int:
         return count(self.rows.shape[1], self.batch_size)
 
-    def epoch(self, epoch: int, *, skip: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, epoch: int, *, skip: int = 0) -> Iterator[tuple[Tensor, ...]]:
         """The batches of this epoch but for the first ``skip``."""
         samples = self.rows.shape[1]
         orders = torch.stack([shuffled(samples, seed, epoch) for seed in self.seeds])
         for rows in divided(self.rows.gather(1, orders), self.batch_size, dim=1)[skip:]:
-            yield self.x[rows].transpose(0, 1), self.y[rows].transpose(0, 1)
+            yield tuple(each[rows].transpose(0, 1) for each in self.tensors)
 
 
 @contextmanager

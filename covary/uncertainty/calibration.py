@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from covary.covariance import Full
+from covary.inputs import in_batches
 from covary.models import noise_of, with_noise
 from covary.moments import Moments
 from covary.uncertainty.agreement import gathered
@@ -211,7 +212,7 @@ class NoiseChoice(NamedTuple):
 
 def choose_noise(
     net: nn.Module,
-    x: Tensor,
+    x: Tensor | Moments,
     y: Tensor,
     *,
     candidates: Sequence[float] = CANDIDATES,
@@ -250,7 +251,7 @@ def choose_noise(
         if noise not in scores:
             quiet = with_noise(net, noise).eval()
             with torch.no_grad():
-                out = gathered([quiet(some) for some in torch.split(x, batch_size)])
+                out = gathered([quiet(some) for some in in_batches(x, batch_size)])
                 scores[noise] = float((score or _calibrated_score)(out, y))
         return not math.isnan(scores[noise]), scores[noise]
 

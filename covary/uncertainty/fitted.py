@@ -38,7 +38,7 @@ _FORMAT = "covary-fitted-score-1"
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 
 
-def moment_features(net: nn.Module, x: Tensor) -> tuple[Tensor, Moments]:
+def moment_features(net: nn.Module, x: Tensor | Moments) -> tuple[Tensor, Moments]:
     """(B, 3 E + 3 L + 3 or 4) float64, of E tensors at the entrance, L activations, the output.
 
     At the entrance (what each convolution gives, and what ``Lift`` takes): log-norm, the fraction
@@ -50,7 +50,8 @@ def moment_features(net: nn.Module, x: Tensor) -> tuple[Tensor, Moments]:
     seen, out = _watched(
         net, x, lambda layer: isinstance(layer, Lift) or activation_of(layer) is not None
     )
-    columns = _of_entrance(seen, [before for layer, before, _ in seen if isinstance(layer, Lift)])
+    entrance = [mean_of(before) for layer, before, _ in seen if isinstance(layer, Lift)]
+    columns = _of_entrance(seen, entrance)
     for layer, before, after in seen:
         if activation_of(layer) is not None:
             # What activations take: of tracked covariances, variances that need no sweep.
@@ -330,7 +331,7 @@ def features_of(features: str, net: nn.Module, batches: Iterable[Tensor]) -> tup
 
 
 def _watched(
-    net: nn.Module, x: Tensor, is_watched: Callable[[nn.Module], bool]
+    net: nn.Module, x: Tensor | Moments, is_watched: Callable[[nn.Module], bool]
 ) -> tuple[list[tuple[nn.Module, Any, Any]], Any]:
     """Layers and what went in and came out, in the order of the pass; and the network's output.
 

@@ -205,7 +205,9 @@ def _train(
     batches = batches_of(jobs, config.batch_size)
     fit(stack, batches, config)
     return [
-        nn.Sequential(job.data.standardize, *net.children(), *job.data.back).double().eval()
+        nn.Sequential(job.data.standardize, *net.children(), *job.data.back.values())
+        .double()
+        .eval()
         for job, net in zip(jobs, stack.unstack(), strict=True)
     ]
 
