@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from covary.covariance.sweep import Swept
 from covary.inputs import Inputs, batch_of, device_of, repeated, some
 from covary.linalg import is_finite
-from covary.measuring import DrawnVariances, Measurements, by_name, described
+from covary.measuring import DrawnVariances, Measurements, described
 from covary.models import evaluating, left_alone, twin_of
 from covary.moments import Moments
 from covary.nn import Dropout, Lift
@@ -33,6 +33,7 @@ from covary.sources import (
     Plan,
     Source,
     SourceOption,
+    by_name,
 )
 from covary.varying import (
     CheckedHook,
@@ -127,6 +128,7 @@ class Converted(nn.Module):
         plan: which sources enter, and where.
         calls: the calls of the last forward pass on values that vary, in order.
         sites: what was measured.
+        posterior: how the weights vary, as ``covary.posterior.fit`` found; empty before.
     """
 
     def __init__(
@@ -144,6 +146,7 @@ class Converted(nn.Module):
         self.batch_dim = batch_dim
         self._place: dict[str, Any] = {"start": start, "batch_dim": batch_dim}
         self.model = twin_of(model)
+        self.posterior = plan.posterior
         self.sites = Measurements()
         self.sites.set_propagates(variances == "propagated")
         self.calls: tuple[Call, ...] = ()
@@ -151,6 +154,7 @@ class Converted(nn.Module):
             module.__dict__["forward"] = Located(module, path)
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
                 hooks.update({key: CheckedHook(hook, path) for key, hook in hooks.items()})
+        self.register_load_state_dict_post_hook(_check_posterior)  # type: ignore[no-untyped-call]
         self.eval()  # as the model is
 
     @property
@@ -209,7 +213,7 @@ class Converted(nn.Module):
         given: Inputs = (inputs, named)
         with torch.no_grad(), left_alone(self.model):
             positions = None
-            if self.plan.weights:  # which sample an element belongs to, a pass of moments knows
+            if self.plan.has_weights:  # which sample an element belongs to, a pass of moments knows
                 look = self._moment_pass(None)
                 self._run(look, given)
                 positions = look.positions
@@ -443,7 +447,20 @@ class Converted(nn.Module):
     def __repr__(self) -> str:
         start = "" if self.start is None else f", start={self.start!r}"
         head = f"Converted({type(self.model).__name__}, noise={self.plan.noise}{start})"
-        return described(head, self.calls, self.sites.shares())
+        return "\n".join([described(head, self.calls, self.sites.shares()), *self._about_weights()])
+
+    def _about_weights(self) -> list[str]:
+        """Which weights vary by a posterior, and which do not."""
+        if self.posterior.is_empty:
+            return []
+        varying = self.posterior.prior_precision
+        paths = [path for path, _ in self.plan.model.named_parameters()]
+        biases = {_bias_of(path) for path in varying}
+        others = [path for path in paths if path not in varying and path not in biases]
+        return [
+            f"  posterior of: {', '.join(varying)}",
+            *([f"  fixed: {', '.join(others)}"] if others else []),
+        ]
 
 
 def _from_chain(
@@ -489,6 +506,17 @@ def check_has_moments(net: nn.Module, function: str) -> None:
             f"a Lift, and this {type(net).__name__} has no moments yet. Convert it first: "
             "net = covary.convert(model.eval(), noise=0.05)."
         )
+
+
+def _bias_of(path: str) -> str:
+    """The path of the bias that belongs to a weight."""
+    return path.removesuffix("weight") + "bias"
+
+
+def _check_posterior(net: nn.Module, _: object) -> None:
+    """After loading: the posterior must be of the weights that are there now."""
+    assert isinstance(net, Converted)
+    net.posterior.check(net.plan.model)
 
 
 def _varies(value: Any) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from covary.passes import Call
+from covary.sources import Kept
 
 
 class DrawnVariances:
@@ -82,16 +82,16 @@ class Average:
         return {name: total / self._weight[name] for name, total in self._total.items()}
 
 
-class Measurements(nn.Module):
+class Measurements(Kept):
     """What was measured at the calls of a converted network, as buffers saved with its weights."""
 
     def known(self) -> dict[str, Tensor]:
         """Variances and covariances by the name of the call."""
-        return by_name(self._buffers, "measured/")
+        return self.named("measured/")
 
     def shares(self) -> dict[str, float]:
         """The part that each source had in the variance of the output, on average."""
-        return {name: float(share) for name, share in by_name(self._buffers, "share/").items()}
+        return {name: float(share) for name, share in self.named("share/").items()}
 
     @property
     def is_tracked(self) -> bool:
@@ -126,8 +126,8 @@ class Measurements(nn.Module):
         """Forget what was measured before, and keep this; with the part of each source."""
         for name in [name for name in self._buffers if name not in ("propagates", "with_errors")]:
             del self._buffers[name]
-        self._set("measured/", measured)
-        self._set("share/", {name: torch.tensor(share) for name, share in (shares or {}).items()})
+        self.keep("measured/", measured)
+        self.keep("share/", {name: torch.tensor(share) for name, share in (shares or {}).items()})
         self._buffers["tracked"] = torch.tensor(True)
 
     def blend(self, measured: Mapping[str, Tensor], momentum: float) -> None:
@@ -138,31 +138,7 @@ class Measurements(nn.Module):
             for name, value in measured.items()
             if name in known and known[name].shape == value.shape
         }
-        self._set("measured/", {**measured, **moved})
-
-    def _set(self, prefix: str, values: Mapping[str, Tensor]) -> None:
-        for name, value in values.items():
-            self._buffers[prefix + name.replace(".", "/")] = value.detach()
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # What was measured belongs to the weights: all of it is replaced by what comes with them.
-        weights = prefix.removesuffix("sites.") + "model."
-        if not any(key.startswith((prefix, weights)) for key in state_dict):
-            return  # of something else
-        self._buffers.clear()
-        for key, value in state_dict.items():
-            if key.startswith(prefix):
-                self._buffers[key.removeprefix(prefix)] = torch.empty_like(value)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-
-def by_name(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """What stands behind a prefix in a state: in the names of buffers, dots are slashes."""
-    return {
-        name.removeprefix(prefix).replace("/", "."): value
-        for name, value in state.items()
-        if name.startswith(prefix)
-    }
+        self.keep("measured/", {**measured, **moved})
 
 
 def described(head: str, calls: Sequence[Call], shares: Mapping[str, float]) -> str:

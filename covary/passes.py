@@ -11,7 +11,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -33,12 +33,12 @@ from covary.sources import (
     NO_NOISE,
     GaussianNoise,
     InputErrors,
+    Kernel,
     Plan,
     Positions,
     Source,
     UncertainWeights,
     WeightTerm,
-    kernel_of,
 )
 from covary.varying import (
     ConversionError,
@@ -94,6 +94,8 @@ NO_SAMPLES: Any = None
 _RELU = activations.get("relu")
 # Behind the name of a call: the average of what was estimated there.
 LEVEL = ":level"
+# What goes into a layer whose weights vary is measured at about so many of its positions.
+_POSITIONS = 64
 
 
 class Call(NamedTuple):
@@ -189,7 +191,7 @@ class Pass(ABC):
             if module.path == self._start:
                 args, kwargs = self.lifted((tuple(args), dict(kwargs)))
             result = module.forward(*args, **kwargs)
-            if self.plan.sources:
+            if self.plan.enters_at(module.path):
                 result = self._with_sources(result)
             values = [result] if isinstance(result, Varying) else varying_in([result])
             if any(value.is_stale for value in values):
@@ -342,6 +344,7 @@ class Pass(ABC):
         if known is None or not isinstance(args[0], Varying):
             return None
         path, weights = known
+        self.plan.note_use(path)
         self._counts[f"{path}:weights"] += 1
         if self._counts[f"{path}:weights"] > 1:
             raise self.refusal(
@@ -350,8 +353,7 @@ class Pass(ABC):
             )
         names = ("bias", "stride", "padding", "dilation", "groups")
         options = dict(zip(names, args[2:], strict=False)) | dict(kwargs)
-        kernel = None if args[1].dim() == 2 else kernel_of(args[1], options)
-        return WeightUse(f"{path}:weights", weights, kernel)
+        return WeightUse(f"{path}:weights", weights, args[1], options)
 
     def _of_constants(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[Varying]
@@ -430,13 +432,24 @@ class WeightUse(NamedTuple):
 
     name: str  # of the parameter, as a call
     weights: UncertainWeights
-    kernel: tuple[tuple[int, ...], ...] | None  # of a convolution
+    weight: Tensor
+    options: Mapping[str, Any]  # of the call
 
-    def positions(self, samples: Samples, shape: Sequence[int]) -> Positions:
-        """Where it applies them to a value of this shape."""
-        if self.kernel is not None:
-            return Positions(None, shape[0], self.kernel)
-        return Positions.of_linear(samples, shape)
+    def positions(self, x: Varying) -> Positions:
+        """Where it applies them to what goes into the layer."""
+        if self.weight.dim() > 4 or self.options.get("groups", 1) != 1:
+            raise x.run.refusal(
+                "Its weights vary, and it has groups or three dimensions.",
+                "Weights of linear layers and of convolutions of one or two dimensions may vary.",
+            )
+        kernel = None if self.weight.dim() == 2 else Kernel.of(self.weight, self.options)
+        found = Positions.of(x.samples, x.numbers.shape, kernel)
+        if found is None:
+            raise x.run.refusal(
+                "Its weights vary, and samples of the batch have unequal parts of its input.",
+                "Leave its weights out, or run samples one by one.",
+            )
+        return found
 
 
 class MomentPass(Pass):
@@ -515,15 +528,21 @@ class MomentPass(Pass):
 
     def with_weights(self, x: Varying, found: Varying, use: WeightUse) -> Varying:
         """The same mean, and the covariance that the weights add."""
-        positions = use.positions(x.samples, x.numbers.shape)
+        positions = use.positions(x)
         self.positions[use.name] = positions
+        self.axes[use.name] = [0, 1]
+        numbers, weights = x.numbers.detach(), use.weights
+
+        def taken() -> Tensor:
+            with torch.no_grad():
+                return weights.inputs(positions.patches(numbers))
+
+        # Patches of images are made when they are looked at: they take far more than images.
+        inputs = taken if positions.kernel is not None else cache(taken)
         with torch.no_grad():
-            inputs = use.weights.inputs(positions.patches(x.numbers.detach()))
-            self.axes[use.name] = [0]
-            measured = self.measured(use.name, inputs, Samples.along(inputs))
-            more = use.weights.spread(measured)
+            more = weights.spread(self._input_variance(use.name, x, positions, weights))
         term = WeightTerm(
-            use.name, found.samples, weights=use.weights, inputs=inputs, more=more,
+            use.name, found.samples, weights.kind, weights=weights, inputs=inputs, more=more,
             arrange=positions.arrange,
         )  # fmt: skip
         self.calls.append(Call(use.name, "weights vary"))
@@ -534,13 +553,34 @@ class MomentPass(Pass):
         if spread is not None:
 
             def spreads() -> Tensor:
-                own = use.weights.spread(inputs.square()) + more
-                if use.weights.left is not None:
-                    own = own @ use.weights.left.square().mT
+                own = weights.spread(inputs().square()) + more
+                if weights.left is not None:
+                    own = own @ weights.left.square().mT
                 return spread.value + positions.restore(own, shape)
 
             value.estimate(spreads)
         return value
+
+    def _input_variance(
+        self, name: str, x: Varying, positions: Positions, weights: UncertainWeights
+    ) -> Tensor:
+        """(1 | B, 1, n) the variance of what goes into a layer, in the basis of its weights.
+
+        As it was measured, on average; times the sample's own level where that is estimated.
+        """
+        columns = weights.variance.shape[1]
+        value = x.numbers.new_zeros(positions.batch, 1, columns)
+        measured = self.measured(name, value, Samples.along(value)).expand(-1, -1, columns)
+        if x.spread is None or not self.known:
+            return measured
+        spread = x.spread.value.expand(x.numbers.shape)
+        level = positions.patches(spread).mean((1, 2), keepdim=True)
+        if self.levels is not None:
+            self.levels[name + LEVEL] = level.mean(0, keepdim=True)
+        elif name + LEVEL in self.known:
+            usual = self.measured(name + LEVEL, level, Samples.along(level))
+            return measured * (level / usual.clamp(min=torch.finfo(level.dtype).tiny))
+        return measured
 
     def note(self, kind: str) -> None:
         """Remember how this call is treated, for ``print(net)``."""
@@ -793,7 +833,7 @@ class DrawPass(Pass):
         """What the layer gives with a draw of its weights, another one for each sample."""
         positions = self.positions[use.name]
         inputs = use.weights.inputs(positions.patches(x.numbers))
-        self.observe(use.name, [inputs])
+        self.observe(use.name, [inputs[:, :: max(1, inputs.shape[1] // _POSITIONS)]])
         added = use.weights.draw(inputs, self.generator)
         return self.wrapped(found.numbers + positions.restore(added, found.numbers.shape))
 

@@ -4,6 +4,7 @@ A source has a name, a place where it enters, a covariance there, and a way to b
 draws take all of them from here, so that ``covary.verify`` checks each.
 """
 
+from covary.sources.kept import Kept, Posterior, by_name
 from covary.sources.plan import DropoutOption, NoiseOption, NoisePlan, Plan, SourceOption
 from covary.sources.source import (
     NO_NOISE,
@@ -13,24 +14,30 @@ from covary.sources.source import (
     Relative,
     Rounding,
     Source,
+    Targets,
 )
-from covary.sources.weights import Positions, UncertainWeights, WeightTerm, kernel_of
+from covary.sources.weights import DropConnect, Kernel, Positions, UncertainWeights, WeightTerm
 
 __all__ = [
     "NO_NOISE",
+    "DropConnect",
     "DropoutMask",
     "DropoutOption",
     "GaussianNoise",
     "InputErrors",
+    "Kept",
+    "Kernel",
     "NoiseOption",
     "NoisePlan",
     "Plan",
     "Positions",
+    "Posterior",
     "Relative",
     "Rounding",
     "Source",
     "SourceOption",
+    "Targets",
     "UncertainWeights",
     "WeightTerm",
-    "kernel_of",
+    "by_name",
 ]

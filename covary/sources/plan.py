@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -9,13 +10,14 @@ from functools import cached_property
 from torch import nn
 
 from covary.covariance.terms import INPUT
-from covary.sources.source import NO_NOISE, GaussianNoise, Source
-from covary.sources.weights import UncertainWeights
+from covary.sources.kept import Posterior
+from covary.sources.source import NO_NOISE, GaussianNoise, Source, Targets
+from covary.sources.weights import DropConnect, UncertainWeights
 
 # A noise for all places, or one by the path or the type of a module.
 NoiseOption = float | Mapping[str | type[nn.Module], float]
 # A source or several, by the path of a module, or "input".
-SourceOption = Mapping[str, Source | Sequence[Source]]
+SourceOption = Mapping[str, Source | DropConnect | Sequence[Source | DropConnect]]
 # All dropout layers of a model, none, or those in the modules of these paths.
 DropoutOption = bool | Sequence[str]
 
@@ -146,7 +148,8 @@ class Plan:
     Attributes:
         noise: noise at the input and before nonlinearities.
         sources: by the path of the module at whose output they enter, or ``"input"``.
-        weights: how the weights of a layer vary, by the path of its parameter.
+        posterior: how weights vary, as ``covary.posterior.fit`` found.
+        model: whose modules and parameters are meant.
     """
 
     def __init__(
@@ -159,8 +162,10 @@ class Plan:
         self.noise = NoisePlan(noise, model)
         self.sources = _by_path(sources or {}, model)
         self._dropout = _dropping(dropout, model)
-        self.weights: dict[str, UncertainWeights] = {}
-        self._model = model
+        # Weights that are dropped, by the path of the parameter.
+        self._connections = _connections(self.sources, model)
+        self.posterior = Posterior()
+        self.model = model
         self._used: set[str] = set()
 
     @cached_property
@@ -171,21 +176,37 @@ class Plan:
     @property
     def is_none(self) -> bool:
         """Whether nothing varies but for errors of the inputs."""
-        return not self.has_sources and not self.weights
+        return not self.has_sources and not self.has_weights
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether any weights vary."""
+        return bool(self._connections) or not self.posterior.is_empty
+
+    def with_posterior(self) -> Plan:
+        """The same sources, with a posterior of its own, which is empty."""
+        plan = copy.copy(self)
+        plan.posterior, plan._used = Posterior(), set()
+        return plan
+
+    def enters_at(self, path: str) -> bool:
+        """Whether any source enters at the output of the module of this path."""
+        return path in self.sources or (not path and self.posterior.noise is not None)
 
     @property
     def depends_on_values(self) -> bool:
         """Whether a source adds more where values are larger, so that samples differ."""
         every = [source for each in self.sources.values() for source in each]
-        is_relative = any(source.needs_variance for source in every)
-        return is_relative or self._dropout is not None or bool(self.weights)
+        is_relative = any(isinstance(s, DropConnect) or s.needs_variance for s in every)
+        return is_relative or self._dropout is not None or self.has_weights
 
     def at(self, path: str) -> Sequence[Source]:
         """The sources that enter at the output of the module of this path."""
-        found = self.sources.get(path, ())
+        found = [each for each in self.sources.get(path, ()) if isinstance(each, Source)]
         if found:
             self._used.add(path)
-        return found
+        noise = None if path else self.posterior.noise
+        return found if noise is None else [*found, Targets(noise)]
 
     def drops(self, path: str) -> bool:
         """Whether dropout in the module of this path is a source."""
@@ -195,13 +216,26 @@ class Plan:
 
     def weights_by_identity(self) -> dict[int, tuple[str, UncertainWeights]]:
         """The path of the layer and how its weights vary, by the identity of the parameter."""
-        if not self.weights:
+        if not self.has_weights:
             return {}
-        parameters = dict(self._model.named_parameters())
+        self.posterior.check(self.model)
+        parameters = dict(self.model.named_parameters())
+        found = self.posterior.weights
+        for path, source in self._connections.items():
+            found[path] = source.weights(parameters[path])
         return {
             id(parameters[path]): (path.removesuffix(".weight"), weights)
-            for path, weights in self.weights.items()
+            for path, weights in found.items()
         }
+
+    @property
+    def dropped_weights(self) -> set[str]:
+        """Paths of the parameters that DropConnect drops."""
+        return set(self._connections)
+
+    def note_use(self, path: str) -> None:
+        """Remember that weights of the module of this path were used."""
+        self._used.add(path)
 
     def check_all_used(self) -> None:
         """Raise an error for a source that was asked for and entered nowhere so far."""
@@ -226,7 +260,9 @@ class Plan:
         return found | {f"dropout/{path}": 1.0 for path in self._dropout or ()}
 
 
-def _by_path(sources: SourceOption, model: nn.Module) -> dict[str, tuple[Source, ...]]:
+def _by_path(
+    sources: SourceOption, model: nn.Module
+) -> dict[str, tuple[Source | DropConnect, ...]]:
     """The sources by path, checked."""
     if not isinstance(sources, Mapping):
         raise TypeError(
@@ -236,12 +272,12 @@ def _by_path(sources: SourceOption, model: nn.Module) -> dict[str, tuple[Source,
     paths = {path for path, _ in model.named_modules()} | {INPUT}
     found = {}
     for path, given in sources.items():
-        every = (given,) if isinstance(given, Source) else tuple(given)
-        wrong = [each for each in every if not isinstance(each, Source)]
+        every = (given,) if isinstance(given, Source | DropConnect) else tuple(given)
+        wrong = [each for each in every if not isinstance(each, Source | DropConnect)]
         if wrong:
             raise TypeError(
-                f"sources at {path!r} are GaussianNoise, Relative or Rounding of covary.sources, "
-                f"got {wrong[0]!r}."
+                f"sources at {path!r} are GaussianNoise, Relative, Rounding or DropConnect of "
+                f"covary.sources, got {wrong[0]!r}."
             )
         if path not in paths:
             raise ValueError(
@@ -249,6 +285,25 @@ def _by_path(sources: SourceOption, model: nn.Module) -> dict[str, tuple[Source,
                 f"{', '.join(map(repr, sorted(paths)[1:9]))} ..., and takes {INPUT!r}."
             )
         found[path] = every
+    return found
+
+
+def _connections(
+    sources: Mapping[str, Sequence[Source | DropConnect]], model: nn.Module
+) -> dict[str, DropConnect]:
+    """By the path of the parameter, how weights of modules are dropped."""
+    found = {}
+    for path, every in sources.items():
+        for source in every:
+            if not isinstance(source, DropConnect):
+                continue
+            weight = None if path == INPUT else getattr(model.get_submodule(path), "weight", None)
+            if not isinstance(weight, nn.Parameter) or weight.dim() not in (2, 3, 4):
+                raise ValueError(
+                    f"DropConnect at {path!r} needs a linear layer or a convolution of one or two "
+                    "dimensions, whose weight it drops. Name such a module."
+                )
+            found[f"{path}.weight" if path else "weight"] = source
     return found
 
 

@@ -131,6 +131,19 @@ class Rounding(Source):
         return value + torch.empty_like(value).uniform_(-half, half, generator=generator)
 
 
+@dataclass(frozen=True, eq=False)
+class Targets(Source):
+    """Noise of targets around the output of a network: a Gaussian of a variance for each output."""
+
+    var: Tensor
+
+    def variance(self, mean: Tensor, var: Tensor) -> Tensor:
+        return self.var
+
+    def draw(self, value: Tensor, generator: torch.Generator) -> Tensor:
+        return value + self.var.sqrt() * torch.empty_like(value).normal_(generator=generator)
+
+
 @dataclass(frozen=True)
 class DropoutMask(Source):
     """Elements dropped with probability p, and the others divided by 1 - p.

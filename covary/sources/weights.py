@@ -8,7 +8,7 @@ the sum of (left^T G right)^2 variance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covary.covariance.samples import Samples
-from covary.covariance.terms import WEIGHTS, Term
+from covary.covariance.terms import DROPOUT, WEIGHTS, Term
 
 # Numbers of the largest tensor while rows meet weights: 64 MB in single precision.
 _NUMBERS_AT_A_TIME = 2**24
@@ -32,11 +32,13 @@ class UncertainWeights:
             one position of a layer takes: channels times the size of the kernel.
         left: (m, m) orthogonal, or None for the identity.
         right: (n, n) or (n + 1, n + 1) orthogonal, or None for the identity.
+        kind: what it is in a budget.
     """
 
     variance: Tensor
     left: Tensor | None = None
     right: Tensor | None = None
+    kind: str = WEIGHTS
 
     def inputs(self, patches: Tensor) -> Tensor:
         """(..., n) what positions take -> (..., n or n + 1) in the basis of ``right``."""
@@ -66,26 +68,47 @@ class UncertainWeights:
         return self.outputs(torch.cat(parts))
 
 
+@dataclass(frozen=True)
+class DropConnect:
+    """Weights of a layer dropped with probability p, and the others divided by 1 - p.
+
+    They vary around the weight W as a Gaussian of variance p / (1 - p) W^2; biases are kept.
+    """
+
+    p: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.p, bool) or not isinstance(self.p, int | float) or not 0 <= self.p < 1:
+            raise ValueError(f"DropConnect needs a probability in [0, 1), got {self.p!r}.")
+
+    def weights(self, weight: Tensor) -> UncertainWeights:
+        """How this weight varies."""
+        variance = weight.detach().flatten(1).square() * (self.p / (1 - self.p))
+        return UncertainWeights(variance, kind=DROPOUT)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WeightTerm(Term):
     """What weights that vary add to the output of a layer.
 
+    The layer's inputs vary too. Their variance, times that of the weights, is added as if it were
+    independent at different positions.
+
     Attributes:
         weights: how they vary.
-        inputs: (B, T, n) what each position of each sample takes, in the basis of ``right``.
-        more: (1 | B, 1 | T, m) variance that inputs' own variance adds, in the basis of ``left``.
+        inputs: gives (B, T, n) what each position of each sample takes, in the basis of ``right``.
+        more: (1 | B, 1, m) variance that inputs' own variance adds, in the basis of ``left``.
         arrange: rows (r, *shape) of the output -> (r, B, T, m).
     """
 
-    kind: str = WEIGHTS
     weights: UncertainWeights
-    inputs: Tensor
+    inputs: Callable[[], Tensor]
     more: Tensor
     arrange: Callable[[Tensor], Tensor]
 
     def products(self, rows: Tensor) -> Tensor:
         turned = self._turned(rows)
-        if self.inputs.shape[1] == 1:
+        if turned.shape[2] == 1:
             flat = turned[:, :, 0].transpose(0, 1)  # (B, r, m)
             return (flat * self._variances()) @ flat.mT
         total = torch.cat([g @ g.mT for g in self._gradients(turned)])
@@ -93,7 +116,7 @@ class WeightTerm(Term):
 
     def variances(self, rows: Tensor) -> Tensor:
         turned = self._turned(rows)
-        if self.inputs.shape[1] == 1:
+        if turned.shape[2] == 1:
             return (turned[:, :, 0].square() * self._variances()[:, 0]).sum(-1).mT
         total = torch.cat([g.square().sum(-1) for g in self._gradients(turned)])
         return total + (turned.square() * self.more).sum((-2, -1)).mT
@@ -105,14 +128,64 @@ class WeightTerm(Term):
 
     def _variances(self) -> Tensor:
         """(B, 1, m) of layers with one position."""
-        return self.weights.spread(self.inputs.square()) + self.more
+        return self.weights.spread(self.inputs().square()) + self.more
 
     def _gradients(self, turned: Tensor) -> Sequence[Tensor]:
         """(b, r, m n) gradients times the deviations of the weights, of some samples at a time."""
         root = self.weights.variance.sqrt()
         step = max(1, _NUMBERS_AT_A_TIME // (len(turned) * root.numel()))
-        pairs = zip(torch.split(turned, step, 1), torch.split(self.inputs, step), strict=True)
+        pairs = zip(torch.split(turned, step, 1), torch.split(self.inputs(), step), strict=True)
         return [((rows.mT @ inputs) * root).flatten(2).transpose(0, 1) for rows, inputs in pairs]
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """The geometry of a convolution; a sequence is an image of one row.
+
+    Attributes:
+        size: (2,) of the kernel.
+        stride: (2,) of its places.
+        padding: (4,) zeros around the image, in the order of ``F.pad``.
+        dilation: (2,) steps within the kernel.
+    """
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @classmethod
+    def of(cls, weight: Tensor, options: Mapping[str, Any]) -> Kernel:
+        """Of the weight (m, channels, *size) of a convolution and the options of its call."""
+        dims = weight.dim() - 2
+        size = tuple(weight.shape[2:])
+        given = [options.get("stride", 1), options.get("dilation", 1)]
+        stride, dilation = (
+            (each,) * dims if isinstance(each, int) else tuple(each) * (dims // len(each))
+            for each in given
+        )
+        padding = options.get("padding", 0)
+        if isinstance(padding, str):  # an even kernel has one more behind than before
+            total = [d * (k - 1) * (padding == "same") for d, k in zip(dilation, size, strict=True)]
+            around = [(each // 2, each - each // 2) for each in total]
+        else:
+            sides = (padding,) * dims if isinstance(padding, int) else tuple(padding)
+            around = [(each, each) for each in sides * (dims // len(sides))]
+        if dims == 1:
+            size, stride, dilation, around = (
+                (1, *size),
+                (1, *stride),
+                (1, *dilation),
+                [(0, 0), *around],
+            )
+        last_first = tuple(zeros for pair in reversed(around) for zeros in pair)
+        return cls(size, stride, last_first, dilation)
+
+    def patches(self, images: Tensor) -> Tensor:
+        """(N, channels, *places) -> (N, places, n) what the kernel takes at each place."""
+        images = images[:, :, None] if images.dim() == 3 else images
+        padded = F.pad(images, self.padding) if any(self.padding) else images
+        return F.unfold(padded, self.size, self.dilation, 0, self.stride).mT
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,60 +193,49 @@ class Positions:
     """Where a layer applies its weights: at each row of features, or at each place of a kernel.
 
     Attributes:
-        order: (B T,) positions of the value sorted by sample, or None where they are already.
-        batch: the number B of samples.
-        kernel: of a convolution: size, stride, padding and dilation; None for a linear layer.
+        order: (N,) rows of features, or images, sorted by sample; None where they are already.
+        batch: the number B of samples, each of which has N / B of them.
+        kernel: of a convolution; None for a linear layer.
     """
 
     order: Tensor | None
     batch: int
-    kernel: tuple[tuple[int, ...], ...] | None = None
+    kernel: Kernel | None = None
 
     @classmethod
-    def of_linear(cls, samples: Samples, shape: Sequence[int]) -> Positions:
-        """Of values (..., n): one position for each row of features."""
-        lead = shape[:-1]
-        index = samples.index[..., 0].expand(lead).reshape(-1)
-        is_sorted = samples.is_one_axis and samples.axes in ([], [0])
-        return cls(None if is_sorted else torch.argsort(index, stable=True), samples.batch)
+    def of(cls, samples: Samples, shape: Sequence[int], kernel: Kernel | None) -> Positions | None:
+        """Of a value of this shape that goes into the layer; None if samples have unequal parts."""
+        lead = shape[:1] if kernel is not None else shape[:-1]
+        index = samples.index.reshape(samples.index.shape[: len(lead)]).expand(lead).reshape(-1)
+        if samples.is_one_axis and samples.axes in ([], [0]):
+            return cls(None, samples.batch, kernel)
+        if len(set(index.bincount(minlength=samples.batch).tolist())) > 1:
+            return None
+        return cls(torch.argsort(index, stable=True), samples.batch, kernel)
 
     def patches(self, value: Tensor) -> Tensor:
         """(B, T, n) what each position takes of a value that goes into the layer."""
         if self.kernel is None:
-            flat = value.reshape(-1, value.shape[-1])
-            flat = flat if self.order is None else flat[self.order]
-            return flat.reshape(self.batch, -1, value.shape[-1])
-        size, stride, padding, dilation = self.kernel
-        if value.dim() == 3:  # a sequence is an image of one row
-            value = value[:, :, None]
-        found = F.unfold(value, size, dilation, padding, stride)
-        return found.mT
+            found = value.reshape(-1, 1, value.shape[-1])
+        else:
+            found = self.kernel.patches(value)
+        return self._by_sample(found[None])[0]
 
     def arrange(self, rows: Tensor) -> Tensor:
         """(r, *shape) rows of what the layer gives -> (r, B, T, m)."""
-        if self.kernel is not None:
-            return rows.flatten(3).mT
-        flat = rows.reshape(len(rows), -1, rows.shape[-1])
-        flat = flat if self.order is None else flat[:, self.order]
-        return flat.reshape(len(rows), self.batch, -1, rows.shape[-1])
+        if self.kernel is None:
+            return self._by_sample(rows.reshape(len(rows), -1, 1, rows.shape[-1]))
+        return self._by_sample(rows.flatten(3).mT)
 
     def restore(self, values: Tensor, shape: Sequence[int]) -> Tensor:
         """(B, T, m) of positions -> the shape of what the layer gives."""
-        if self.kernel is not None:
-            return values.mT.reshape(shape)
-        flat = values.reshape(-1, values.shape[-1])
+        count = shape[0] if self.kernel is not None else torch.Size(shape[:-1]).numel()
+        flat = values.reshape(count, -1, values.shape[-1])
         if self.order is not None:
             flat = torch.empty_like(flat).index_copy_(0, self.order, flat)
-        return flat.reshape(shape)
+        return (flat if self.kernel is None else flat.mT).reshape(shape)
 
-
-def kernel_of(weight: Tensor, options: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
-    """Size, stride, padding and dilation of a convolution of one or two dimensions."""
-    dims = weight.dim() - 2
-    found = []
-    for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)):
-        value = options.get(name, default)
-        sizes = (value,) * dims if isinstance(value, int) else tuple(value) * (dims // len(value))
-        found.append((default, *sizes) if dims == 1 else sizes)
-    size = tuple(weight.shape[2:])
-    return ((1, *size) if dims == 1 else size, *found)
+    def _by_sample(self, values: Tensor) -> Tensor:
+        """(r, N, places, n) -> (r, B, T, n)."""
+        values = values if self.order is None else values[:, self.order]
+        return values.reshape(len(values), self.batch, -1, values.shape[-1])
