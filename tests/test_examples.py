@@ -13,6 +13,7 @@ PAGE = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
 READERS = (
     "For an engineer with a table",
     "For an engineer with a trained CNN",
+    "For an engineer with a learned simulator",
     "For a researcher of uncertainty",
     "For a computational neuroscientist",
 )
