@@ -52,7 +52,7 @@ def test_shares_in_the_excess_are_those_of_equation_41():
 
 @pytest.mark.parametrize("size", [0.005, 0.3])
 def test_parts_are_close_to_what_each_source_gives_alone(size):
-    """With little variance no nonlinearity adds much, but for a kink nearby; with more, sources mix."""
+    """Little variance: nonlinearities add little, unless a kink is near. More: sources mix."""
     sources = {
         "input": {"sources": {"input": Relative(size)}},
         "noise at 0": {"sources": {"0": [Noise(size), Rounding(size)]}},
