@@ -73,7 +73,7 @@ package: setup
 
 MEASURED_SPEED = training replicas tracked converted tracking_probe sampling_cost lif
 MEASURED_ACCURACY = demo against_sampling quadrature_accuracy parity tracking_trials uncertainty uci \
-  verification spiking flips
+  verification spiking flips pendulum
 
 bench: setup
 	@mkdir -p out

@@ -473,6 +473,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pretrained shifts": tables_networks.pretrained_shifts,
     "pretrained separation": tables_networks.pretrained_separation,
     "molecules": tables_networks.molecules,
+    "pendulum": tables_networks.pendulum,
     "sampling cost": sampling_cost,
     "flips": flips,
     "flip causes": flip_causes,

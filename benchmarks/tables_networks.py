@@ -276,3 +276,30 @@ def molecules() -> str:
             for part, row in cells.items()
         ],
     )
+
+
+def pendulum() -> str:
+    found = load("pendulum")["errors"]
+    return markdown(
+        [
+            "error of the first state, step",
+            "deviation over drawn, median",
+            "least",
+            "most",
+            "inside 95% intervals, network",
+            "pendulum",
+            "Gaussian drawn anew: least",
+            "inside",
+        ],
+        [
+            [
+                f"{error}, {step}",
+                *(f"{row[name]:.2f}" for name in ("median", "least", "most")),
+                *(f"{row[name]:.1%}" for name in ("inside", "inside, pendulum")),
+                f"{ways['drawn anew'][step]['least']:.2f}",
+                f"{ways['drawn anew'][step]['inside']:.1%}",
+            ]
+            for error, ways in found.items()
+            for step, row in ways["moments"].items()
+        ],
+    )

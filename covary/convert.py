@@ -107,7 +107,7 @@ def convert(
         >>> net(torch.ones(2, 4)).covariance_matrix.shape
         torch.Size([2, 3, 3])
     """
-    if isinstance(model, nn.Module) and any(isinstance(m, Lift) for m in model.modules()):
+    if isinstance(model, nn.Module) and any(isinstance(each, Lift) for each in model.modules()):
         model, own, entering, drops = _from_chain(model)
         dropout = dropout or drops
         if noise is None:
@@ -428,12 +428,15 @@ class Converted(nn.Module):
                 UserWarning,
                 stacklevel=frames_to_caller(),
             )
-        mine = {name.replace("/", "."): value for name, value in self.plan.settings.items()}
-        if saved and {name: float(value) for name, value in sources.items()} != mine:
+        theirs = {name: float(value) for name, value in sources.items()}
+        if saved and theirs != self.plan.settings:
+            told = [
+                ", ".join(f"{name}: {value:g}" for name, value in each.items()) or "none"
+                for each in (theirs, self.plan.settings)
+            ]
             raise ValueError(
-                "These measurements are of a network with other sources or dropout "
-                f"({', '.join(sources) or 'none'}) than this one ({', '.join(mine) or 'none'}). "
-                "Convert the model with the same, or track it again."
+                f"These measurements are of a network with other sources or dropout ({told[0]}) "
+                f"than this one ({told[1]}). Convert the model with the same, or track it again."
             )
         place = next(iter(start), None)
         if saved and place != self.start:

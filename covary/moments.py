@@ -176,12 +176,7 @@ class Moments:
             torch.Size([64, 2, 3])
         """
         flat = None if rows is None else self._flat_rows(rows)
-        parts = self.cov.budget(flat)
-        if not parts:
-            raise ValueError(
-                "Nothing varies here, so there is no budget: this network has no noise, dropout or "
-                "uncertain weights, and its input no errors."
-            )
+        parts = self._parts(flat)
         if source is None:
             shape = self.mean.shape if rows is None else next(iter(parts.values())).shape
             return Budget({name: part.reshape(shape) for name, part in parts.items()})
@@ -200,7 +195,16 @@ class Moments:
     def covariance_budget(self, *, rows: Tensor | None = None) -> Budget:
         """What the covariance is made of: a part (B, n, n), or (B, r, r), for each source."""
         flat = None if rows is None else self._flat_rows(rows)
-        return Budget(self.cov.budget(flat, matrices=True))
+        return Budget(self._parts(flat, matrices=True))
+
+    def _parts(self, rows: Tensor | None, *, matrices: bool = False) -> dict[str, Tensor]:
+        parts = self.cov.budget(rows, matrices=matrices)
+        if not parts:
+            raise ValueError(
+                "Nothing varies here, so there is no budget: this network has no noise, dropout or "
+                "uncertain weights, and its input no errors."
+            )
+        return parts
 
     def entropy(self, *, rtol: float | None = None) -> Tensor:
         """(B,) entropy of N(mean, covariance) in nats; docs/theory.md, eq. (25).

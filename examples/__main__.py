@@ -23,6 +23,8 @@ SCRIPTS = (
     "convert_trained",
     "convert_from_a_module_on",
     "convert_and_fine_tune",
+    "sources_of_error",
+    "pendulum",
     "learn_the_variance",
     "attack_and_notice",
     "correlated_noise",
@@ -35,6 +37,8 @@ OTHERS = {
     "efficientnet_lite0_network": "its layers and weights",
     "molecules": "energies of molecules, on [the same page](pretrained.md#energies-of-molecules)",
     "molecules_network": "its features and weights",
+    "pendulum_network": "the pendulum and the network that learned it",
+    "plain_sine": "the plain network of the sources of error",
     "plain_digits": "the plain CNN and the digits that several scripts use",
     "drawing": "options and pictures of the scripts above",
 }

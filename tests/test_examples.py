@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import pendulum, results
 from examples import __main__ as gallery
 
 ROOT = Path(__file__).parent.parent
@@ -13,6 +14,8 @@ PAGE = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
 READERS = (
     "For an engineer with a table",
     "For an engineer with a trained CNN",
+    "For an engineer with a learned simulator",
+    "For an engineer with several sources of error",
     "For a researcher of uncertainty",
     "For a computational neuroscientist",
 )
@@ -39,6 +42,10 @@ def test_the_page_shows_the_script(name):
     assert after in PAGE
     picture = ROOT / "docs" / gallery.FIGURES / f"{name}.png"
     assert picture.stat().st_size < 150_000
+
+
+def test_error_bars_of_rollouts_hold_as_long_as_the_page_says():
+    assert pendulum.broken_promises(results.load("pendulum")) == []
 
 
 def test_nothing_in_the_folder_is_left_out():

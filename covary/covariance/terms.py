@@ -53,7 +53,8 @@ class Term(ABC):
         if self.kind == INPUT:
             return self.name
         path, _, function = self.name.rpartition(":")
-        return f"{self.kind} {'of' if self.kind == WEIGHTS else 'at'} {path or function}"
+        place = path or ("output" if function == self.kind else function)  # of the model itself
+        return f"{self.kind} {'of' if self.kind == WEIGHTS else 'at'} {place}"
 
 
 @dataclass(frozen=True, eq=False)

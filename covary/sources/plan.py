@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from numbers import Real
 
 from torch import nn
 
@@ -167,6 +168,7 @@ class Plan:
         self.posterior = Posterior()
         self.model = model
         self._used: set[str] = set()
+        self._dropped: set[str] = set()
 
     @cached_property
     def has_sources(self) -> bool:
@@ -212,7 +214,9 @@ class Plan:
         """Whether dropout in the module of this path is a source."""
         if self._dropout is None:
             return False
-        return "" in self._dropout or any(key in self._dropout for key in _around(path))
+        found = self._dropout.intersection([*_around(path), ""])
+        self._dropped |= found
+        return bool(found)
 
     def weights_by_identity(self) -> dict[int, tuple[str, UncertainWeights]]:
         """The path of the layer and how its weights vary, by the identity of the parameter."""
@@ -246,18 +250,25 @@ class Plan:
                 f"sources name module {unused[0]!r}, and nothing that varies came out of it: it "
                 "was not called, or runs before start=. Name a module that is called behind it."
             )
+        if missing := (self._dropout or frozenset()) - self._dropped:
+            place = f"module {sorted(missing)[0]!r}" if "" not in missing else "this model"
+            raise ValueError(
+                f"dropout is to be a source, and {place} drops nothing that varies: it has no "
+                "dropout layer, or one that was not called or runs before start=. Leave dropout "
+                "out, or name the modules that have one."
+            )
 
     @property
     def settings(self) -> dict[str, float]:
         """The sources and dropout as numbers, to be saved with the weights and compared."""
         found = {
-            f"{path}/{number}/{type(source).__name__}/{name}": float(value)
+            f"{name} of {type(source).__name__} {number} at {path or 'output'}": float(value)
             for path, every in self.sources.items()
-            for number, source in enumerate(every)
+            for number, source in enumerate(every, 1)
             for name, value in vars(source).items()
-            if isinstance(value, int | float)
+            if isinstance(value, Real)
         }
-        return found | {f"dropout/{path}": 1.0 for path in self._dropout or ()}
+        return found | {f"dropout in {path or 'all modules'}": 1.0 for path in self._dropout or ()}
 
 
 def _by_path(
@@ -272,7 +283,7 @@ def _by_path(
     paths = {path for path, _ in model.named_modules()} | {INPUT}
     found = {}
     for path, given in sources.items():
-        every = (given,) if isinstance(given, Source | DropConnect) else tuple(given)
+        every = tuple(given) if isinstance(given, list | tuple) else (given,)
         wrong = [each for each in every if not isinstance(each, Source | DropConnect)]
         if wrong:
             raise TypeError(
@@ -312,10 +323,16 @@ def _dropping(dropout: DropoutOption, model: nn.Module) -> frozenset[str] | None
     if isinstance(dropout, bool):
         return frozenset([""]) if dropout else None
     paths = dict(model.named_modules())
-    for path in [dropout] if isinstance(dropout, str) else dropout:
+    wanted = [dropout] if isinstance(dropout, str) else dropout
+    if not isinstance(wanted, Sequence):
+        raise TypeError(
+            "dropout is True for all dropout layers, or a list of paths of modules; the "
+            f"probabilities are those of the layers. Got {dropout!r}."
+        )
+    for path in wanted:
         if path not in paths:
             raise ValueError(
                 f"dropout names {path!r}, and this model has no module of that path. It is True "
                 "for all dropout layers, or a list of paths of modules."
             )
-    return frozenset([dropout] if isinstance(dropout, str) else dropout)
+    return frozenset(wanted)

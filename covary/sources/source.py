@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import ClassVar
 
 import torch
@@ -18,9 +19,9 @@ from covary.covariance.terms import DROPOUT, NOISE, CorrelatedTerm, IndependentT
 
 def check_number(source: str, what: str, value: object) -> None:
     """Raise an error unless this is a finite number, 0 or more."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{source} needs {what}, a number, got {value!r}.")
-    if not (math.isfinite(value) and value >= 0):
+    if not (math.isfinite(value) and float(value) >= 0):
         raise ValueError(f"{source} needs {what}, a finite number >= 0, got {value}.")
 
 
@@ -158,6 +159,7 @@ class DropoutMask(Source):
     common: Sequence[int] = ()
 
     def __post_init__(self) -> None:
+        check_number(type(self).__name__, "a probability", self.p)
         if not 0 <= self.p < 1:
             raise ValueError(f"DropoutMask needs a probability in [0, 1), got {self.p}.")
 
