@@ -158,7 +158,9 @@ class Pass(ABC):
 
         def one(value: Any) -> Any:
             if isinstance(value, Moments):
-                return self.lift(value.mean, INPUT, errors=value.cov)
+                # Moments have the batch in front, models where they take it.
+                mean = value.mean.movedim(0, self._axis(value.mean))
+                return self.lift(mean, INPUT, errors=value.cov)
             if not isinstance(value, Tensor) or isinstance(value, Varying) or not value.dim():
                 return value
             if not value.is_floating_point():
@@ -515,7 +517,7 @@ class MomentPass(Pass):
             inputs = use.weights.inputs(positions.patches(x.numbers.detach()))
             self.axes[use.name] = [0]
             measured = self.measured(use.name, inputs, Samples.along(inputs))
-            more = use.weights.spread(measured)
+            more = use.weights.spread(measured.expand(*measured.shape[:2], inputs.shape[-1]))
         term = WeightTerm(
             use.name, found.samples, weights=use.weights, inputs=inputs, more=more,
             arrange=positions.arrange,

@@ -209,9 +209,9 @@ def _track_converted(net: Converted, batches: Any, samples: int, steps: Steps) -
         average.add(found, counts[number])
     net.plan.check_all_used()
     measured = average.value()
-    # Errors of inputs differ from sample to sample, and so do the variances that they make.
     net.sites.set_with_errors(has_errors(chunks))
-    likely = [True] if net.sites.with_errors else [False, True]
+    # What differs from sample to sample makes variances that do.
+    likely = [True] if net.sites.with_errors or net.plan.depends_on_values else [False, True]
     ways = {"averaged": [False], "propagated": [True]}.get(net.variances, likely)
     was_training = net.training
     net.eval()

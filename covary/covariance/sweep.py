@@ -365,12 +365,13 @@ class Swept(Covariance):
         return self._behind(lambda rows: (rows * shaped,), self.mean, "activation", excess)
 
     def select(self, samples: Selection) -> Covariance:
-        known = self._known("_matrix")
-        if known is not None:
-            return Full(known[samples])
         chosen = torch.arange(len(self.mean), device=self.mean.device)
         chosen = (chosen if self.chosen is None else self.chosen)[samples]
-        return Swept(self.tape, self.at, self.mean, chosen)
+        selected = Swept(self.tape, self.at, self.mean, chosen)
+        known = self._known("_matrix")
+        if known is not None:
+            selected.__dict__["_matrix"] = known[samples]
+        return selected
 
     @property
     def _units(self) -> int:

@@ -173,6 +173,13 @@ class Plan:
         """Whether nothing varies but for errors of the inputs."""
         return not self.has_sources and not self.weights
 
+    @property
+    def depends_on_values(self) -> bool:
+        """Whether what sources add depends on the values there, as it does for dropout."""
+        every = [source for found in self.sources.values() for source in found]
+        has_shares = any(source.needs_variance for source in every)
+        return has_shares or self._dropout is not None or bool(self.weights)
+
     def at(self, path: str) -> Sequence[Source]:
         """The sources that enter at the output of the module of this path."""
         found = self.sources.get(path, ())
