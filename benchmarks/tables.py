@@ -443,6 +443,52 @@ def flip_causes() -> str:
     )
 
 
+def dropout() -> str:
+    rows = load("dropout")["networks"]
+
+    def error(name: str, what: str) -> list[str]:
+        return [tables_networks.error_of(row["errors"][name][what]) for row in rows.values()]
+
+    lines = {f"error of the variance, {name}": error(name, "variance") for name in _DROPOUT_WAYS}
+    for masks in next(iter(rows.values()))["error of the variance"]:
+        found = [row["error of the variance"][masks] for row in rows.values()]
+        lines[f"error of the variance, {masks}"] = [percent(each) for each in found]
+    lines |= {
+        f"error of the covariance, {name}": error(name, "covariance") for name in _DROPOUT_WAYS
+    }
+    lines |= {f"error of the mean, {name}": error(name, "mean") for name in _DROPOUT_WAYS}
+    lines["error of the mean, the network without masks"] = [
+        percent(row["error of the mean without masks"]) for row in rows.values()
+    ]
+    for name in next(iter(rows.values()))["over plain"]:
+        lines[f"passes of the plain network, {name}"] = [
+            f"{row['over plain'][name]:.1f}" for row in rows.values()
+        ]
+    return markdown(
+        ["trained with dropout", *(f"p = {rate}" for rate in rows)],
+        [[name, *cells] for name, cells in lines.items()],
+    )
+
+
+def sources() -> str:
+    rows = load("sources")["networks"]
+    names = list(next(iter(rows.values()))["errors"])
+    lines = [
+        [
+            name,
+            *(tables_networks.error_of(row["errors"][name]["variance"]) for row in rows.values()),
+        ]
+        for name in names
+    ]
+    for name in next(iter(rows.values()))["over noise"]:
+        found = [f"{row['over noise'][name]:.2f}" for row in rows.values()]
+        lines.append([f"time over noise alone: {name}", *found])
+    return markdown(["error of the variance", *rows], lines)
+
+
+_DROPOUT_WAYS = ("full", "tracked", "converted")
+
+
 def all_scores() -> str:
     return markdown(
         ["score", "what it is", "", "looks at"],
@@ -477,6 +523,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "sampling cost": sampling_cost,
     "flips": flips,
     "flip causes": flip_causes,
+    "dropout": dropout,
+    "sources": sources,
     "uci": uci,
     "attacks": attacks,
     "awareness": awareness,

@@ -9,7 +9,8 @@ from benchmarks.cells import markdown, percent
 from benchmarks.results import load
 
 
-def _error(error: dict[str, float]) -> str:
+def error_of(error: dict[str, float]) -> str:
+    """A relative error and its standard error."""
     return f"{percent(error['value'])} ± {percent(error['bar'])}"
 
 
@@ -22,7 +23,7 @@ def verification() -> str:
             rows.append(
                 [
                     f"{network}, {layer['name']}{' *' if layer['poor'] else ''}",
-                    *(_error(steady[key]) for key in ("mean", "variance", "covariance")),
+                    *(error_of(steady[key]) for key in ("mean", "variance", "covariance")),
                     f"{gap['value']:+.2f} ± {gap['bar']:.2f}",
                     *(
                         f"{layer['simulations'][name]['variance_share']['value']:.2f}"
@@ -54,7 +55,7 @@ def spiking() -> str:
 
     def layers(name: str, key: str) -> str:
         listed = found[name]["spikes"]["layers"]
-        return ", ".join(_error(layer["errors"][key]) for layer in listed)
+        return ", ".join(error_of(layer["errors"][key]) for layer in listed)
 
     def scores(name: str, part: str, score: str) -> str:
         return f"{found[name]['auroc'][part][score]:.3f}"
@@ -139,7 +140,7 @@ def converted_fidelity() -> str:
                 f"{way} ({chosen})" if (chosen := _chosen(errors, way)) else way,
                 *(f"{ranks[way][part]:.4f}" for part in parts),
                 *(
-                    _error(row[way][what]) if way in row else ""
+                    error_of(row[way][what]) if way in row else ""
                     for row in errors.values()
                     for what in _MOMENTS
                 ),
@@ -187,7 +188,7 @@ def pretrained_cost() -> str:
             ],
             ["peak memory of the process", f"{found['peak memory, GB']:.1f} GB"],
             *(
-                [f"error of the {key}, against {found['draws']} draws", _error(errors[key])]
+                [f"error of the {key}, against {found['draws']} draws", error_of(errors[key])]
                 for key in ("mean", "variance", "covariance")
             ),
         ],

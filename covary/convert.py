@@ -67,9 +67,9 @@ def convert(
 ) -> Converted:
     """The same model with moments: inputs as before, outputs ``covary.Moments``.
 
-    Inputs may have errors of their own: ``covary.Moments`` in place of any tensor. Gaussian noise
-    enters at the input and before every elementwise nonlinearity (but for roots,
-    logarithms, reciprocals and powers, which are not defined for all numbers), and the model
+    Inputs may have errors of their own: ``covary.Moments``, the batch in front, in place of any
+    tensor. Gaussian noise enters at the input and before every elementwise nonlinearity (but for
+    roots, logarithms, reciprocals and powers, which are not defined for all numbers), and the model
     itself runs on values that carry their mean and where their covariance comes from. Nothing is
     traced or rewritten. Parameters and buffers are shared; the model is not changed.
 
@@ -91,7 +91,8 @@ def convert(
         variances: how the variance before each nonlinearity is known. ``"averaged"``: as it was
             measured, on average over inputs, the same for all. ``"propagated"``: estimated for each
             input on the way, times a measured factor; more accurate, for about one more pass.
-            ``"auto"``: the first, unless ``covary.track`` finds that it makes a difference.
+            ``"auto"``: the first, unless ``covary.track`` finds that it makes a difference, or
+            sources depend on values (errors of inputs, relative ones, dropout, weights).
 
     Returns:
         A module. ``covary.track(net, inputs)`` measures the variances that it needs; then

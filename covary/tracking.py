@@ -216,7 +216,7 @@ def _track_converted(net: Converted, batches: Any, samples: int, steps: Steps) -
     net.plan.check_all_used()
     measured = average.value()
     net.sites.set_with_errors(has_errors(chunks))
-    # What these make of it differs from sample to sample.
+    # What differs from sample to sample makes variances that do.
     likely = [True] if net.sites.with_errors or net.plan.depends_on_values else [False, True]
     ways = {"averaged": [False], "propagated": [True]}.get(net.variances, likely)
     was_training = net.training

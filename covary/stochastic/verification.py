@@ -121,7 +121,7 @@ def verify(
             )
             found = {"output": (list(estimates.values())[-1], net(x))}
     inputs = next(iter(found.values()))[0].mean.shape[0]
-    outputs = {name: _compared(*pair) for name, pair in found.items()}
+    outputs = {name: compared(*pair) for name, pair in found.items()}
     overall = OutputErrors.average(outputs.values())
     return Verification(each * GROUPS, inputs, outputs, *overall)
 
@@ -167,7 +167,8 @@ def _drawn(
     return {name: (streams[name].estimate(), out) for name, (out, _) in moments.items()}
 
 
-def _compared(estimate: Estimate, moments: Moments) -> OutputErrors:
+def compared(estimate: Estimate, moments: Moments) -> OutputErrors:
+    """Moments (B, n) against what draws say of them."""
     count, means, scatters = estimate.count, estimate.group_mean, estimate.group_scatter
     matrix, mean = moments.covariance_matrix, moments.flat_mean
     return OutputErrors.average(
