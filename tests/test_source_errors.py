@@ -59,7 +59,7 @@ def test_sources_take_numbers_alone(source):
             ValueError,
             "'7', and this model has no .* '0'",
         ),
-        ({"sources": {"0": 0.1}}, TypeError, "sources at '0' .*Noise, Relative.* got 0.1"),
+        ({"sources": {"0": 0.1}}, TypeError, "sources at '0' .*Noise, Relative or .* got 0.1"),
         ({"sources": {"0": [GaussianNoise(0.1), "a"]}}, TypeError, "sources at '0' .* got 'a'"),
         (
             {"sources": [GaussianNoise(0.1)]},
