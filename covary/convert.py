@@ -108,7 +108,7 @@ def convert(
         >>> net(torch.ones(2, 4)).covariance_matrix.shape
         torch.Size([2, 3, 3])
     """
-    if isinstance(model, nn.Module) and any(isinstance(each, Lift) for each in model.modules()):
+    if isinstance(model, nn.Module) and any(isinstance(m, Lift) for m in model.modules()):
         model, own, entering, drops = _from_chain(model)
         dropout = dropout or drops
         if noise is None:

@@ -687,7 +687,7 @@ class MomentPass(Pass):
             return (vx * my * my + vy * mx * mx + 2 * c * mx * my + both).clamp(min=0).detach()
 
         # Half of what both do together is each one's.
-        response = Response((_deviation(2 * vx), _deviation(2 * vy)))
+        response = Response((_deviation(2 * vx), _deviation(2 * vy)), is_split=True)
         term = IndependentTerm(name, samples, var=both, response=response)
         value = self.write(PRODUCT, mean + c, [x, y], pull, samples, term)
         return value.estimate(spread) if self.propagates else value

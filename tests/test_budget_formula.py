@@ -86,3 +86,24 @@ def test_parts_of_a_difference_and_of_a_covariance_add_up():
     torch.testing.assert_close(parts.total, out.covariance_matrix)
     for part in parts.values():
         assert (torch.linalg.eigvalsh(part) >= -1e-9).all()
+
+
+class Squares(nn.Module):
+    """Products of a value and itself, with either sign, beside a nonlinearity of another input."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.cat([a * -a + b.relu(), a * (2 * a) + b.relu()], 1)
+
+
+def test_both_factors_of_a_product_have_half_of_its_excess():
+    """Correlated factors neither cancel nor count twice."""
+    zeros = torch.zeros(400, 1, dtype=torch.float64)
+    a, b = covary.Moments.of(zeros + 0.1, std=0.5), covary.Moments.of(zeros, std=1.0)
+    net = covary.convert(Squares().eval(), noise=0.0, variances="propagated")
+    covary.track(net, (a, b), samples=400, progress=False)
+    found = net(a, b).budget()
+    squared = 4 * 0.01 * 0.25 + 2 * 0.25**2  # the variance of the square of a
+    expected = torch.tensor([[squared, 4 * squared]], dtype=torch.float64).expand(400, 2)
+    torch.testing.assert_close(found["input"], expected, rtol=0.2, atol=0)
+    relu = torch.full((400, 2), 0.5 - 0.5 / torch.pi, dtype=torch.float64)
+    torch.testing.assert_close(found["input#2"], relu, rtol=0.2, atol=0)

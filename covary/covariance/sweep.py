@@ -194,6 +194,8 @@ class Tape:
             excess.append(rest.products(here[:r]) if matrices else rest.variances(here[:r]))
             random = _random_rows(rest.var, here, r, copies, generator)
             starts = [random / deviation for deviation in response.deviations]
+            if response.is_split:
+                starts[1] = starts[1] * _other_signs(random, copies, generator)
             if response.noise:
                 source = term.noise_alone()
                 own = source.weighted(starts[0], response.noise)
@@ -222,8 +224,22 @@ def _random_rows(
     """
     weight = excess * here.square()
     weight = weight[r:] + weight[:r].repeat(copies, *[1] * (here.dim() - 1))
-    signs = torch.randint(0, 2, weight.shape, generator=generator, device=here.device)
-    return weight.sqrt() * (2 * signs - 1).to(weight)
+    return weight.sqrt() * _signs(weight, generator)
+
+
+def _other_signs(rows: Tensor, copies: int, generator: torch.Generator) -> Tensor:
+    """Signs for a second parent, so that products of both parents cancel on average."""
+    if copies == 1:
+        return _signs(rows, generator)
+    signs = rows.new_ones(copies, len(rows) // copies)
+    signs[1::2] = -1  # of every other copy: they cancel exactly
+    return signs.reshape(-1, *[1] * (rows.dim() - 1))
+
+
+def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Random signs, 1 or -1, of this shape and type."""
+    ones = torch.randint(0, 2, like.shape, generator=generator, device=like.device)
+    return (2 * ones - 1).to(like)
 
 
 def _added(part: Tensor | None, extra: Tensor) -> Tensor:

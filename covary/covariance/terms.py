@@ -67,11 +67,14 @@ class Response:
         noise: the variance of noise that entered before the nonlinearity; it is the part
             ``noise * gain**2`` of the term, and a source.
         gain: of the nonlinearity, where there is noise before it.
+        is_split: whether parents count each for itself, as the factors of a product do, and not
+            as one sum of them.
     """
 
     deviations: tuple[Tensor, ...]
     noise: float = 0.0
     gain: Tensor | None = None
+    is_split: bool = False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
