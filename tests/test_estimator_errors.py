@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,13 @@ import pytest
 
 from covary.estimators import MomentClassifier, MomentRegressor
 
-SETTINGS = {"hidden": (12, 8), "noise": 0.1, "epochs": 4, "random_state": 0}
+SETTINGS: dict[str, Any] = {
+    "hidden": (12, 8),
+    "noise": 0.1,
+    "epochs": 4,
+    "folds": 2,
+    "random_state": 0,
+}
 
 
 def problem(n: int = 80) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from matplotlib.lines import Line2D
 
 from covary.budget import REMOVABLE, kind_of
 from covary.report import drawing as draw
@@ -75,8 +76,8 @@ def by_input(budget: BudgetResult, shown: list[int]) -> draw.Drawing:
     kinds = [kind for kind in _LOOKS if kind in budget.kinds]
     for kind in kinds:
         shares = np.array([rows[index].get(kind) or 0.0 for index in shown])
-        look = {"color": _LOOKS[kind][0], "hatch": _hatch(kind), "width": 0.85}
-        axes.bar(places, shares, bottom=below, **look)
+        colour, hatch = _LOOKS[kind][0], _hatch(kind)
+        axes.bar(places, shares, 0.85, bottom=below, color=colour, hatch=hatch)
         below += shares
         said.append(f"{kind} {percent(float(shares.min()))} to {percent(float(shares.max()))}")
     axes.set_xticks(places, [str(index) for index in shown], rotation=90, fontsize=7)
@@ -117,6 +118,6 @@ def _hatch(kind: str) -> str:
     return "//" if kind == REMOVABLE else ""
 
 
-def _swatch(kind: str) -> draw.Line2D:
+def _swatch(kind: str) -> Line2D:
     colour, label = _LOOKS[kind]
     return draw.swatch(label, colour, "", "s")
