@@ -11,12 +11,13 @@ import covary
 from covary.compare import compare
 from covary.data import DataError, read_table
 from covary.report import write
+from covary.report.figures_budget import average, by_input
 from covary.report.words import removable
 from covary.runs import DataConfig, Run, evaluate, train
 from covary.runs.budget import measure
 from covary.runs.predictions import Predictions
 from covary.runs.records import decoded, to_json
-from covary.runs.results import BudgetResult
+from covary.runs.results import BudgetOfInput, BudgetResult
 from covary.runs.samples import load_data
 from covary.runs.training import resolve
 from tests import commands
@@ -235,9 +236,9 @@ def test_the_evaluation_says_what_the_variance_is_made_of(run):
     assert budget is not None
     assert run.evaluation is not None
     assert run.evaluation.budget == budget
-    places = ("standardize", "activation1", "activation2")
-    assert set(budget.sources) == {"input", *(f"noise at {place}" for place in places)}
-    for shares in (budget.sources, budget.kinds, *(one.kinds for one in budget.gallery)):
+    noise = ("noise on scaled inputs", "noise at activation1", "noise at activation2")
+    assert set(budget.sources) == {"input", *noise}
+    for shares in (budget.sources, budget.kinds, *(one.sources for one in budget.gallery)):
         assert sum(shares.values()) == pytest.approx(1)
     assert set(budget.kinds) == {"input", "noise"}
     assert budget.removable == 0
@@ -301,3 +302,14 @@ def test_weights_are_what_more_data_could_remove():
     shares = {"weights": 0.25, "noise": 0.75}
     budget = BudgetResult(samples=9, sources=shares, kinds=shares, removable=0.25)
     assert removable(budget) == "More training data could remove 25.0% (weights), and 75.0% not."
+    assert average(budget, 1).alt.endswith("noise 75.0%; weights 25.0%.")
+
+
+def test_small_sources_are_drawn_as_one():
+    shares = {f"noise at {i}": 0.1 for i in range(10)}
+    rows = tuple(BudgetOfInput(i, shares) for i in range(3))
+    budget = BudgetResult(
+        samples=9, sources=shares, kinds={"noise": 1.0}, removable=0.0, gallery=rows
+    )
+    assert average(budget, 2).alt.endswith("noise at 6 10.0%; all others 30.0%.")
+    assert "all others 30.0% to 30.0%" in by_input(budget, [2, 0]).alt

@@ -26,6 +26,12 @@ from covary.training.batches import shuffled
 # Inputs to measure on: a few seconds, for rows of tables and for images.
 _ROWS, _IMAGES = 128, 64
 _BATCH = 128
+# Noise that enters behind these layers, which stand before the first moments.
+_NAMES = {
+    "noise at standardize": "noise on scaled inputs",
+    "noise at flatten": "noise on scaled inputs",
+    "noise at trunk": "noise behind the trunk",
+}
 
 
 def measure(run: Run, net: nn.Module, test: Predictions) -> tuple[BudgetResult | None, list[str]]:
@@ -60,7 +66,7 @@ def measure(run: Run, net: nn.Module, test: Predictions) -> tuple[BudgetResult |
         )
         found = track(converted, known, samples=count, progress=False)
         budget, columns = _budget(converted, average, run.data.features)
-        by_kind = _budget(converted, gallery, ())[0].by_kind()
+        of_gallery, _ = _budget(converted, gallery, ())
         bars = None
         if isinstance(inputs, Moments):
             parts = in_batches(mean_of(inputs), _BATCH)
@@ -68,7 +74,7 @@ def measure(run: Run, net: nn.Module, test: Predictions) -> tuple[BudgetResult |
             given, chosen = torch.from_numpy(test.stddev), test.input_index.tolist()
             bars = _bars(given, exact, chosen, classify=run.classifies)
     kinds = budget.by_kind().average_shares()
-    shares = {kind: part.flatten(1).mean(1).tolist() for kind, part in by_kind.shares().items()}
+    shares = {name: part.flatten(1).mean(1).tolist() for name, part in of_gallery.shares().items()}
     return BudgetResult(
         samples=len(few),
         sources=budget.average_shares(),
@@ -77,7 +83,7 @@ def measure(run: Run, net: nn.Module, test: Predictions) -> tuple[BudgetResult |
         columns=columns,
         ratio=found.ratio,
         gallery=tuple(
-            BudgetOfInput(int(index), {kind: share[i] for kind, share in shares.items()})
+            BudgetOfInput(int(index), {name: share[i] for name, share in shares.items()})
             for i, index in enumerate(test.input_index)
         ),
         errors=bars,
@@ -107,7 +113,7 @@ def _budget(
 ) -> tuple[Budget, dict[str, float]]:
     """The budget of the output, and the average share of each input column that has errors."""
     out: Moments = net(x)
-    budget = out.budget()
+    budget = Budget({_NAMES.get(name, name): part for name, part in out.budget().items()})
     if not isinstance(x, Moments) or not features:
         return budget, {}
     parts = out.budget("input") / budget.total[..., None]
