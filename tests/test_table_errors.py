@@ -264,7 +264,7 @@ def test_the_terminal_and_the_page_show_the_budget(run):
     assert "With perfect measurements the standard deviation would be" in told
     page = write(run).read_text(encoding="utf-8")
     assert '<section id="budget">' in page
-    assert "“Input” are the errors of heat" in page
+    assert "“Input” are the errors of heat (" in page
     assert "With perfect measurements the standard deviation would be" in page
     figures = {path.stem for path in (run.path / "figures").glob("*.png")}
     assert {"budget", "budget-inputs", "budget-errors"} <= figures

@@ -77,10 +77,11 @@ def by_input(budget: BudgetResult, shown: list[int]) -> draw.Drawing:
     rows, looks = {one.index: one.sources for one in budget.gallery}, _looks(budget)
     (axes,) = draw.canvas(3.3 + 0.19 * (len(looks) // 2))
     places, below, said = np.arange(len(shown)), np.zeros(len(shown)), []
-    for name, look in looks.items():
+    order = list(_COLOURS)  # errors of the inputs at the bottom
+    for name in sorted(looks, key=lambda name: [*order, "all"].index(kind_of(name))):
         own = budget.sources.keys() - looks.keys() if name == _REST else {name}
         shares = np.array([sum(rows[index].get(each) or 0.0 for each in own) for index in shown])
-        axes.bar(places, shares, 0.85, bottom=below, label=name, **look)
+        axes.bar(places, shares, 0.85, bottom=below, label=name, **looks[name])
         below += shares
         said.append(f"{name} {percent(float(shares.min()))} to {percent(float(shares.max()))}")
     axes.set_xticks(places, [str(index) for index in shown], rotation=90, fontsize=7)
