@@ -101,7 +101,7 @@ def train(jobs: Sequence[Job], recipe: Recipe) -> list[nn.Module]:
     nets: list[nn.Module] = []
     for job, objective in zip(jobs, loss.unstack(), strict=True):
         layers = getattr(objective, "net").children()  # noqa: B009
-        whole = nn.Sequential(job.data.standardize, *layers, *job.data.back.values())
+        whole = nn.Sequential(job.data.standardize, *layers, *job.data.back)
         nets.append(covary.with_covariance(whole, "full").double().eval())
     return nets
 

@@ -11,7 +11,13 @@ import pytest
 
 from covary.estimators import MomentClassifier, MomentRegressor
 
-SETTINGS: dict[str, Any] = {"hidden": (12, 8), "noise": 0.1, "epochs": 4, "random_state": 0}
+SETTINGS: dict[str, Any] = {
+    "hidden": (12, 8),
+    "noise": 0.1,
+    "epochs": 4,
+    "folds": 2,
+    "random_state": 0,
+}
 
 
 def problem(n: int = 80) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -12,10 +12,17 @@ import torch
 import covary
 from covary.compare import compare
 from covary.data import DataError, read_table
+from covary.report import write
+from covary.report.figures_budget import average, by_input
+from covary.report.words import removable
 from covary.runs import Choices, DataConfig, Run, evaluate, train
+from covary.runs.budget import measure
+from covary.runs.predictions import Predictions
 from covary.runs.records import decoded, to_json
+from covary.runs.results import BudgetOfInput, BudgetResult
 from covary.runs.samples import load_data
 from covary.runs.training import resolve
+from tests import commands
 
 ROWS = 80
 QUICK = Choices(epochs=2, hidden=(8, 6), lr=1e-2)
@@ -224,3 +231,87 @@ def test_new_rows_need_their_errors_too(run, tmp_path):
     frame().head(12).drop(columns=["heat_std"]).to_csv(path, index=False)
     with pytest.raises(DataError, match="there is no column 'heat_std'"):
         evaluate(run, ood=[str(path)])
+
+
+def test_the_evaluation_says_what_the_variance_is_made_of(run):
+    budget = evaluate(run, covariance="full").budget
+    assert budget is not None
+    assert run.evaluation is not None
+    assert run.evaluation.budget == budget
+    noise = ("noise on scaled inputs", "noise at activation1", "noise at activation2")
+    assert set(budget.sources) == {"input", *noise}
+    for shares in (budget.sources, budget.kinds, *(one.sources for one in budget.gallery)):
+        assert sum(shares.values()) == pytest.approx(1)
+    assert set(budget.kinds) == {"input", "noise"}
+    assert budget.removable == 0
+    assert budget.columns == {"heat": pytest.approx(budget.kinds["input"])}
+    assert run.predictions is not None
+    test, errors = run.predictions["test"], budget.errors
+    assert [one.index for one in budget.gallery] == test.input_index.tolist()
+    assert errors is not None
+    assert errors.stddev[0] == pytest.approx(test.stddev.mean(), rel=1e-4)
+    with torch.no_grad():
+        exact = run.network("full")(run.data.x_test).stddev
+    assert errors.exact[0] == pytest.approx(exact.mean().item(), rel=1e-4)
+    index = int(test.input_index[3])
+    assert errors.gallery[str(index)][1][0] == pytest.approx(exact[index].item(), rel=1e-4)
+    # What the share of the input says and what leaving the errors out gives agree.
+    rest = 1 - (np.array(errors.exact[0]) / errors.stddev[0]) ** 2
+    assert rest == pytest.approx(budget.kinds["input"], abs=0.15)
+
+
+def test_the_terminal_and_the_page_show_the_budget(run):
+    told = " ".join(commands.covary("evaluate", run.path).split())
+    assert "errors of heat" in told
+    assert "With perfect measurements the standard deviation would be" in told
+    page = write(run).read_text(encoding="utf-8")
+    assert '<section id="budget">' in page
+    assert "“Input” are the errors of heat (" in page
+    assert "With perfect measurements the standard deviation would be" in page
+    figures = {path.stem for path in (run.path / "figures").glob("*.png")}
+    assert {"budget", "budget-inputs", "budget-errors"} <= figures
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"noise": (0.0,)}, "nothing varies in this network, as its noise is 0"),
+        ({"activation": "lif"}, "covary.convert takes no spiking neurons"),
+    ],
+)
+def test_networks_without_a_budget_say_why(tmp_path, settings, expected):
+    config = DataConfig(name="two-moons", limit=40)
+    dataset, _ = load_data(config)
+    made = Run(tmp_path / "run")
+    train(resolve(config, dataset, Choices(epochs=0, hidden=(4,), **settings)), dataset, made)
+    rows = np.arange(5)
+    nothing = np.zeros((40, 2))
+    test = Predictions(
+        name="test",
+        mean=nothing,
+        variance=nothing,
+        entropy=nothing[:, 0],
+        layer_entropy=nothing,
+        input=nothing[rows],
+        input_index=rows,
+    )
+    found, notes = measure(made, made.network("full"), test)
+    assert found is None
+    assert expected in notes[0]
+
+
+def test_weights_are_what_more_data_could_remove():
+    shares = {"weights": 0.25, "noise": 0.75}
+    budget = BudgetResult(samples=9, sources=shares, kinds=shares, removable=0.25)
+    assert removable(budget) == "More training data could remove 25.0% (weights), and 75.0% not."
+    assert average(budget, 1).alt.endswith("noise 75.0%; weights 25.0%.")
+
+
+def test_small_sources_are_drawn_as_one():
+    shares = {f"noise at {i}": 0.1 for i in range(10)}
+    rows = tuple(BudgetOfInput(i, shares) for i in range(3))
+    budget = BudgetResult(
+        samples=9, sources=shares, kinds={"noise": 1.0}, removable=0.0, gallery=rows
+    )
+    assert average(budget, 2).alt.endswith("noise at 6 10.0%; all others 30.0%.")
+    assert "all others 30.0% to 30.0%" in by_input(budget, [2, 0]).alt

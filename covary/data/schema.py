@@ -53,8 +53,10 @@ class Column:
         return (*encoded, f"{self.name} missing") if self.indicator else encoded
 
     @classmethod
-    def of(cls, column: Gathered, train: Rows, missing: str, notes: list[str]) -> Column:
-        """How a column is to be encoded, from its training rows."""
+    def of(
+        cls, column: Gathered, train: Rows, missing: str, notes: list[str], error: str = ""
+    ) -> Column:
+        """How a column is to be encoded, from its training rows; ``error`` has its errors."""
         name, values = column.name, column.values[train]
         absent = np.isnan(values)
         present = values[~absent]
@@ -64,7 +66,8 @@ class Column:
             return cls(name, "constant")
         indicator = missing == "mean" and bool(absent.any())
         if column.kind == "number":
-            return cls(name, "number", fill=float(present.mean()), indicator=indicator)
+            fill = float(present.mean())
+            return cls(name, "number", fill=fill, indicator=indicator, error=error)
         if {text.lower() for text in column.texts} <= {"true", "false"}:
             codes = cls(name, "boolean").codes(column)[train]
             return cls(name, "boolean", fill=float(np.nanmean(codes)), indicator=indicator)

@@ -111,33 +111,19 @@ def read_table(
     reading.check_choice("missing", missing, ("error", "mean", "drop"))
     if not 0 < test_fraction < 1:
         reading.add(f"test_fraction must be between 0 and 1, got {test_fraction}")
-    if both := [name for name in targets if name in drop]:
-        reading.add(f"column {both[0]!r} cannot be the target and be dropped")
     reading.check_present((*targets, *drop, *categories, *errors, *errors.values()))
-    reading.check_roles_of_errors(targets, drop)
+    reading.check_roles(targets, drop)
     inputs = [name for name in known if name not in {*targets, *drop, *errors.values()}]
     if not inputs:
         reading.add(f"no column is left to predict {', '.join(targets)} from")
     limits = dict.fromkeys(inputs, MAX_CATEGORIES) | dict.fromkeys(targets, MAX_CLASSES)
-    kinds = dict.fromkeys(categories, "text") | dict.fromkeys(errors.values(), "number")
-    reading.gather([*inputs, *targets, *errors.values()], kinds, limits)
+    reading.gather([*inputs, *targets], dict.fromkeys(categories, "text"), limits)
     rows = reading.rows_to_keep(inputs, targets, missing)
-    reading.check_errors(rows)
     y, classes = reading.target(targets, rows, task)
     reading.tell()
     task = "classification" if classes else "regression"
     train, test = _split(y, task, test_fraction, seed, reading.notes)
-    columns = [
-        Column.of(reading.columns[name], rows[train], missing, reading.notes) for name in inputs
-    ]
-    measured = {
-        each.name: errors[each.name]
-        for each in columns
-        if each.kind == "number" and each.name in errors
-    }
-    columns = [replace(each, error=measured.get(each.name, "")) for each in columns]
-    reading.tell_errors(measured, rows[train])
-    schema = Schema(tuple(columns), task, targets, classes, missing)
+    schema = Schema(reading.encoded(inputs, rows[train], missing), task, targets, classes, missing)
     if not schema.features:
         raise DataError(f"{path}: no input column varies, so there is nothing to predict from.")
     return reading.dataset(schema, (rows[train], y[train]), (rows[test], y[test])), schema
@@ -151,8 +137,7 @@ def _new_rows(reading: Reading, schema: Schema) -> Dataset:
     kinds = dict.fromkeys(targets, _kind_of_classes(schema.classes) if schema.classes else "number")
     for name, column in inputs.items():
         kinds[name] = "number" if column.kind == "number" else "text"
-    kinds |= dict.fromkeys(schema.errors.values(), "number")
-    reading.gather([*inputs, *targets, *schema.errors.values()], kinds, limits={})
+    reading.gather([*inputs, *targets], kinds, limits={})
     used = {column.name for column in schema.columns} | reading.columns.keys()
     unused = [name for name in reading.table.columns if name not in used]
     reading.notes += [f"column {name!r} is not used" for name in unused]
@@ -164,7 +149,6 @@ def _new_rows(reading: Reading, schema: Schema) -> Dataset:
         reading.notes.append("there is no target to compare predictions with")
         targets = []
     rows = reading.rows_to_keep(inputs, targets, schema.missing)
-    reading.check_errors(rows)
     y: Array = np.empty(0, np.int64) if schema.classes else np.empty((0, len(schema.targets)))
     if with_target:
         y, _ = reading.target(targets, rows, schema.task)
@@ -241,7 +225,9 @@ class Reading:
     def gather(
         self, wanted: Iterable[str], kinds: Mapping[str, str], limits: Mapping[str, int]
     ) -> None:
-        """Read those of the wanted columns that can be read."""
+        """Read those of the wanted columns, and of columns of errors, that can be read."""
+        kinds = {**kinds, **dict.fromkeys(self.errors.values(), "number")}
+        wanted = dict.fromkeys((*wanted, *self.errors.values()))
         there = [name for name in wanted if name in self.table.columns]
         refused = self.table.refused
         for name in there:
@@ -293,8 +279,10 @@ class Reading:
         places = self.table.places(column)
         return next((place for place, value in places if matches(value.strip())), "an unknown row")
 
-    def check_roles_of_errors(self, targets: Sequence[str], drop: Collection[str]) -> None:
-        """Errors are of inputs, and a column of errors is nothing else."""
+    def check_roles(self, targets: Sequence[str], drop: Collection[str]) -> None:
+        """Targets are not left out; errors are of inputs; a column of errors is nothing else."""
+        if both := [name for name in targets if name in drop]:
+            self.add(f"column {both[0]!r} cannot be the target and be dropped")
         roles = dict.fromkeys(drop, "left out") | dict.fromkeys(targets, "the target")
         for name, error in self.errors.items():
             if name in roles:
@@ -309,7 +297,7 @@ class Reading:
                     "and has no errors of its own"
                 )
 
-    def check_errors(self, rows: Rows) -> None:
+    def _check_errors(self, rows: Rows) -> None:
         """Errors are of numbers, and 0 or more in each of these rows where there is a number."""
         for name, error in self.errors.items():
             if not {name, error} <= self.columns.keys():
@@ -334,18 +322,28 @@ class Reading:
                 error,
             )
 
-    def tell_errors(self, errors: Mapping[str, str], train: Rows) -> None:
-        """Note which columns are errors, and which of them are larger than what they are of."""
-        for name, error in errors.items():
-            self.notes.append(f"column {error!r} holds the errors of {name!r} and is no input")
-            values, std = (self.columns[each].values[train] for each in (name, error))
-            share = (std > np.nanstd(values)).mean()
-            if share > 0.5:
-                self.notes.append(
-                    f"errors {error!r} are larger than the spread of {name!r} in {share:.0%} of "
-                    "the training rows, so that column says little; are they standard deviations "
-                    "in its unit?"
-                )
+    def encoded(self, inputs: Iterable[str], train: Rows, missing: str) -> tuple[Column, ...]:
+        """How the input columns are to be encoded, from the training rows."""
+        found = tuple(
+            Column.of(self.columns[name], train, missing, self.notes, self.errors.get(name, ""))
+            for name in inputs
+        )
+        for column in found:
+            if column.error:
+                self._tell_errors(column.name, column.error, train)
+        return found
+
+    def _tell_errors(self, name: str, error: str, train: Rows) -> None:
+        """Note that a column has errors, and if they are larger than what they are of."""
+        self.notes.append(f"column {error!r} holds the errors of {name!r} and is no input")
+        values, std = (self.columns[each].values[train] for each in (name, error))
+        share = (std > np.nanstd(values)).mean()
+        if share > 0.5:
+            self.notes.append(
+                f"errors {error!r} are larger than the spread of {name!r} in {share:.0%} of "
+                "the training rows, so that column says little; are they standard deviations "
+                "in its unit?"
+            )
 
     def rows_to_keep(self, inputs: Iterable[str], targets: Sequence[str], missing: str) -> Rows:
         """The numbers of the rows that stay, after what ``missing`` says about missing values."""
@@ -380,6 +378,7 @@ class Reading:
             if self.lacks_rows:  # too few to say anything of the target
                 return rows[:0]
             self.add(f"{len(rows)} of {total} rows are left, at least {least} are needed")
+        self._check_errors(rows)
         return rows
 
     def target(

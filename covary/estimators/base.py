@@ -450,7 +450,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         Args:
             X: inputs (n, d).
             calibrated: with the calibration or without; by default with it if there is one.
-            X_std: standard deviations of the errors of the inputs, (d,) or (n, d), in their units.
+            X_std: standard deviations of the errors of the inputs, (d,) or (n, d), on their scale.
         """
         return gathered(list(self._outputs(X, calibrated, X_std)))
 
@@ -463,7 +463,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
 
         Args:
             X: inputs (n, d).
-            X_std: standard deviations of the errors of the inputs, (d,) or (n, d), in their units.
+            X_std: standard deviations of the errors of the inputs, (d,) or (n, d), on their scale.
         """
         check_is_fitted(self)
         inputs = self._inputs(X, X_std)

@@ -109,22 +109,22 @@ class Standardized:
         x, y: the data on this scale, float32 (labels stay as they are).
         std: standard deviations of the errors of ``x``, None if they have none.
         standardize: the layer that leads there.
-        back: the layers that lead back by name, one for targets and none for labels.
+        back: the layers that lead back, one for targets and none for labels.
     """
 
     def __init__(self, x: Tensor, y: Tensor, std: Tensor | None = None) -> None:
         self.standardize = Standardize.of(x)
         self.std = None if std is None else (std / self.standardize.scale).float()
-        self.back = {"rescale": Rescale.of(y)} if y.is_floating_point() else {}
+        self.back = [Rescale.of(y)] if y.is_floating_point() else []
         self.x, self.y = self.standardize(x), self.targets(y)
 
     def around(self, net: nn.Module) -> OrderedDict[str, nn.Module]:
         """The layers of a network from raw data to raw targets, by name."""
         layers = {"standardize": self.standardize, **dict(net.named_children())}
-        return OrderedDict(layers | self.back)
+        return OrderedDict(layers | dict(zip(["rescale"], self.back, strict=False)))
 
     def targets(self, y: Tensor) -> Tensor:
         """Targets on the scale of the network; labels as they are."""
-        for rescale in self.back.values():
+        for rescale in self.back:
             y = ((y - rescale.shift) / rescale.scale).float()
         return y

@@ -79,7 +79,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
             return_cov: give covariances too.
             calibrated: with the calibration or without; by default with it if there is one. The
                 mean is the same.
-            X_std: standard deviations of the errors of the inputs, (d,) or (n, d), in their units.
+            X_std: standard deviations of the errors of the inputs, (d,) or (n, d), on their scale.
 
         Returns:
             The mean, (n,) or (n, t) as the targets were; or the mean and its standard deviation,
@@ -169,7 +169,7 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
                 (``covary.uncertainty.scores.expected_softmax``); if not, the softmax of the mean,
                 which does not look at the covariance. By default calibrated if there is a
                 calibration.
-            X_std: standard deviations of the errors of the inputs, (d,) or (n, d), in their units.
+            X_std: standard deviations of the errors of the inputs, (d,) or (n, d), on their scale.
         """
         wanted = self._calibrated(calibrated)
         outputs = self._outputs(X, wanted, X_std)

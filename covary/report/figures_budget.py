@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from matplotlib.lines import Line2D
 
 from covary.budget import REMOVABLE, kind_of
 from covary.report import drawing as draw
@@ -12,14 +13,19 @@ from covary.report.reading import Results
 from covary.report.words import percent
 from covary.runs.results import BudgetResult, ErrorBars
 
-# What more training data could remove is told apart by hatching, too.
-_LOOKS = {
-    "input": (draw.ORANGE, "errors of the inputs"),
-    "noise": (draw.BLUE, "noise of the network"),
-    "dropout": (draw.PURPLE, "dropout"),
-    REMOVABLE: (draw.TEAL, "weights (more data could remove it)"),
+_COLOURS = {
+    "input": draw.ORANGE,
+    "noise": draw.BLUE,
+    "dropout": draw.PURPLE,
+    REMOVABLE: draw.TEAL,
 }
-_MOST_SOURCES = 12
+_TITLES = {
+    "input": "errors of the inputs",
+    "noise": "noise of the network",
+    "dropout": "dropout",
+    REMOVABLE: "weights (more data could remove it)",
+}
+_MOST_SOURCES, _REST = 8, "all others"
 
 
 def drawings(results: Results) -> list[draw.Drawing]:
@@ -46,46 +52,62 @@ def _shown(results: Results, budget: BudgetResult) -> list[int]:
 @draw.house_style()
 def average(budget: BudgetResult, outputs: int) -> draw.Drawing:
     """A bar for each source: its average share in the variance of the output."""
-    sources = list(budget.sources.items())
-    named = [(name, share or 0.0, kind_of(name)) for name, share in sources[:_MOST_SOURCES]]
-    if rest := sum(share or 0.0 for _, share in sources[_MOST_SOURCES:]):
-        named.append((f"{len(sources) - _MOST_SOURCES} more", rest, "noise"))
-    (axes,) = draw.canvas(1.4 + 0.32 * len(named))
-    for place, (_, share, kind) in enumerate(named):
-        axes.barh(place, share, color=_LOOKS[kind][0], hatch=_hatch(kind), height=0.7)
-        axes.annotate(
-            f" {percent(share)}", (share, place), va="center", fontsize=8, annotation_clip=False
-        )
-    axes.set_yticks(range(len(named)), [name for name, _, _ in named])
+    looks = _looks(budget)
+    shares = dict.fromkeys(looks, 0.0)
+    for name, share in budget.sources.items():
+        shares[name if name in looks else _REST] += share or 0.0
+    (axes,) = draw.canvas(1.4 + 0.32 * len(shares))
+    for place, (name, share) in enumerate(shares.items()):
+        axes.barh(place, share, height=0.7, **looks[name])
+        text, at = f" {percent(share)}", (share, place)
+        axes.annotate(text, at, va="center", fontsize=8, annotation_clip=False)
+    axes.set_yticks(range(len(shares)), list(shares))
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.15 * max(share for _, share, _ in named))
+    axes.set_xlim(0, 1.15 * max(shares.values()))
     draw.percentages(axes, "x")
     axes.grid(visible=False, axis="y")
-    kinds = dict.fromkeys(kind for _, _, kind in named)
-    said = [f"{name} {percent(share)}" for name, share, _ in named]
-    handles = [_swatch(kind) for kind in kinds]
+    said = [f"{name} {percent(share)}" for name, share in shares.items()]
+    handles = [draw.swatch(_TITLES[kind], _COLOURS[kind], "", "s") for kind in budget.kinds]
     return draw.drawn(axes, "budget", handles=handles, budget=budget, said=said, outputs=outputs)
 
 
 @draw.house_style()
 def by_input(budget: BudgetResult, shown: list[int]) -> draw.Drawing:
     """A stacked bar for each input: shares of what it varies by."""
-    rows = {one.index: one.kinds for one in budget.gallery}
-    (axes,) = draw.canvas()
+    rows, looks = {one.index: one.sources for one in budget.gallery}, _looks(budget)
+    (axes,) = draw.canvas(3.3 + 0.19 * (len(looks) // 2))
     places, below, said = np.arange(len(shown)), np.zeros(len(shown)), []
-    kinds = [kind for kind in _LOOKS if kind in budget.kinds]
-    for kind in kinds:
-        shares = np.array([rows[index].get(kind) or 0.0 for index in shown])
-        colour, hatch = _LOOKS[kind][0], _hatch(kind)
-        axes.bar(places, shares, 0.85, below, color=colour, hatch=hatch)
+    order = list(_COLOURS)  # errors of the inputs at the bottom
+    for name in sorted(looks, key=lambda name: [*order, "all"].index(kind_of(name))):
+        own = budget.sources.keys() - looks.keys() if name == _REST else {name}
+        shares = np.array([sum(rows[index].get(each) or 0.0 for each in own) for index in shown])
+        axes.bar(places, shares, 0.85, bottom=below, label=name, **looks[name])
         below += shares
-        said.append(f"{kind} {percent(float(shares.min()))} to {percent(float(shares.max()))}")
+        said.append(f"{name} {percent(float(shares.min()))} to {percent(float(shares.max()))}")
     axes.set_xticks(places, [str(index) for index in shown], rotation=90, fontsize=7)
     axes.set(xlim=(-0.6, len(shown) - 0.4), ylim=(0, 1))
     axes.grid(visible=False, axis="x")
     draw.percentages(axes, "y")
-    handles = [_swatch(kind) for kind in kinds]
-    return draw.drawn(axes, "budget-inputs", handles=handles, shown=shown, said=said)
+    return draw.drawn(axes, "budget-inputs", shown=shown, said=said)
+
+
+def _looks(budget: BudgetResult) -> dict[str, dict[str, Any]]:
+    """How each source is filled: the colour of its kind, paler from one to the next.
+
+    Those that more training data could remove stand last, and are hatched; small ones are put
+    together.
+    """
+    names = list(budget.sources)
+    if len(names) > _MOST_SOURCES:
+        names = [*names[: _MOST_SOURCES - 1], _REST]
+    names.sort(key=lambda name: kind_of(name) == REMOVABLE)
+    kinds = [kind_of(name) for name in names]
+    looks = {}
+    for i, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+        alpha = 1.0 - 0.7 * kinds[:i].count(kind) / max(1, kinds.count(kind))
+        colour = draw.SLATE if name == _REST else _COLOURS[kind]
+        looks[name] = {"color": colour, "alpha": alpha, "hatch": "//" * (kind == REMOVABLE)}
+    return looks
 
 
 @draw.house_style()
@@ -112,12 +134,3 @@ def perfect(results: Results, errors: ErrorBars, shown: list[int], column: int) 
         given=errors.stddev[column],
         exact=errors.exact[column],
     )
-
-
-def _hatch(kind: str) -> str:
-    return "//" if kind == REMOVABLE else ""
-
-
-def _swatch(kind: str) -> Line2D:
-    colour, label = _LOOKS[kind]
-    return draw.swatch(label, colour, "", "s")

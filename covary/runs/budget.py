@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from covary.budget import REMOVABLE, Budget
 from covary.convert import Converted, convert
 from covary.inputs import in_batches
 from covary.moments import Moments, mean_of
+from covary.nn import Flatten
 from covary.runs.directory import Run
 from covary.runs.predictions import Predictions
 from covary.runs.results import BudgetOfInput, BudgetResult, ErrorBars
@@ -23,6 +26,12 @@ from covary.training.batches import shuffled
 # Inputs to measure on: a few seconds, for rows of tables and for images.
 _ROWS, _IMAGES = 128, 64
 _BATCH = 128
+# Noise that enters behind these layers, which stand before the first moments.
+_NAMES = {
+    "noise at standardize": "noise on scaled inputs",
+    "noise at flatten": "noise on scaled inputs",
+    "noise at trunk": "noise behind the trunk",
+}
 
 
 def measure(run: Run, net: nn.Module, test: Predictions) -> tuple[BudgetResult | None, list[str]]:
@@ -38,7 +47,8 @@ def measure(run: Run, net: nn.Module, test: Predictions) -> tuple[BudgetResult |
         what = "Poisson inputs" if model.poisson else "spiking neurons"
         return None, [f"There is no budget of the variance: covary.convert takes no {what}."]
     device = next(net.parameters()).device
-    converted = convert(run.network().to(device))
+    front, behind = _divided(run.network().to(device))
+    converted = convert(behind)
     inputs, seed = run.data.test_inputs, run.config.training.seed
     if converted.plan.is_none and isinstance(inputs, Tensor):
         return None, [
@@ -50,38 +60,47 @@ def measure(run: Run, net: nn.Module, test: Predictions) -> tuple[BudgetResult |
     some = rows[shuffled(len(rows), seed, 2**31 + 1)[:count]]
     few = shuffled(len(inputs), seed, 2**31 + 2)[:count]
     with torch.no_grad(), quietly():
-        found = track(converted, _real(run.data.inputs[some]), samples=count, progress=False)
-        average, columns = _budget(converted, _real(inputs[few]).to(device), run.data.features)
-        gallery, _ = _budget(converted, _real(inputs[test.input_index]).to(device), ())
+        known, average, gallery = (
+            front(each.to(device))
+            for each in (run.data.inputs[some], inputs[few], inputs[test.input_index])
+        )
+        found = track(converted, known, samples=count, progress=False)
+        budget, columns = _budget(converted, average, run.data.features)
+        of_gallery, _ = _budget(converted, gallery, ())
         bars = None
         if isinstance(inputs, Moments):
-            exact = torch.cat(
-                [net(x.to(device)).stddev.cpu() for x in in_batches(mean_of(inputs), _BATCH)]
-            )
-            bars = _bars(
-                torch.from_numpy(test.stddev),
-                exact,
-                test.input_index.tolist(),
-                classify=run.classifies,
-            )
-    kinds = average.by_kind().average_shares()
-    shares = {
-        kind: share.flatten(1).mean(1).tolist()
-        for kind, share in gallery.by_kind().shares().items()
-    }
+            parts = in_batches(mean_of(inputs), _BATCH)
+            exact = torch.cat([net(x.to(device)).stddev.cpu() for x in parts])
+            given, chosen = torch.from_numpy(test.stddev), test.input_index.tolist()
+            bars = _bars(given, exact, chosen, classify=run.classifies)
+    kinds = budget.by_kind().average_shares()
+    shares = {name: part.flatten(1).mean(1).tolist() for name, part in of_gallery.shares().items()}
     return BudgetResult(
         samples=len(few),
-        sources=average.average_shares(),
+        sources=budget.average_shares(),
         kinds=kinds,
         removable=kinds.get(REMOVABLE, 0.0),
         columns=columns,
         ratio=found.ratio,
         gallery=tuple(
-            BudgetOfInput(int(index), {kind: share[i] for kind, share in shares.items()})
+            BudgetOfInput(int(index), {name: share[i] for name, share in shares.items()})
             for i, index in enumerate(test.input_index)
         ),
         errors=bars,
     ), []
+
+
+def _divided(net: nn.Sequential) -> tuple[Callable[[Any], Any], nn.Sequential]:
+    """What runs as it is, and what is converted: all of it, or what is behind a trunk.
+
+    Nothing varies in a trunk, and what is in it would be drawn in vain.
+    """
+    layers = OrderedDict(net.named_children())
+    if "trunk" not in layers:
+        return _real, net
+    front = nn.Sequential(layers.pop("standardize"), layers["trunk"])
+    layers["trunk"] = Flatten()  # a layer of this name, at which the noise of the inputs enters
+    return front, nn.Sequential(layers).eval()
 
 
 def _real(x: Tensor | Moments) -> Tensor | Moments:
@@ -94,7 +113,7 @@ def _budget(
 ) -> tuple[Budget, dict[str, float]]:
     """The budget of the output, and the average share of each input column that has errors."""
     out: Moments = net(x)
-    budget = out.budget()
+    budget = Budget({_NAMES.get(name, name): part for name, part in out.budget().items()})
     if not isinstance(x, Moments) or not features:
         return budget, {}
     parts = out.budget("input") / budget.total[..., None]

@@ -186,7 +186,7 @@ class BudgetOfInput:
     """What the variance of the output is made of for one test input, on average over outputs."""
 
     index: int
-    kinds: Numbers  # share of input, noise, dropout, weights
+    sources: Numbers  # share of each source
 
 
 @dataclass(frozen=True)

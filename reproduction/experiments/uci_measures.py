@@ -357,7 +357,7 @@ def _by_library(part: Part, split: Split, activation: str, covariance: str) -> n
         known.x.double(), known.y.double(), settings["batch_size"], seed=part.seed
     )
     fit(RegressionLoss(net), batches, config)
-    return nn.Sequential(known.standardize, *net.children(), *known.back.values()).double().eval()
+    return nn.Sequential(known.standardize, *net.children(), *known.back).double().eval()
 
 
 def _weights(net: nn.Module) -> torch.Tensor:

@@ -205,9 +205,7 @@ def _train(
     batches = batches_of(jobs, config.batch_size)
     fit(stack, batches, config)
     return [
-        nn.Sequential(job.data.standardize, *net.children(), *job.data.back.values())
-        .double()
-        .eval()
+        nn.Sequential(job.data.standardize, *net.children(), *job.data.back).double().eval()
         for job, net in zip(jobs, stack.unstack(), strict=True)
     ]
 
