@@ -42,7 +42,7 @@ __all__ = [
 
 # Imported when they are first used: `import covary` takes hardly longer than `import torch`.
 _FUNCTIONS = {"track": "covary.tracking", "verify": "covary.stochastic.verification"}
-_ROOMS = {"attacks", "data", "stochastic", "testing", "training", "uncertainty"}
+_ROOMS = {"attacks", "data", "posterior", "stochastic", "testing", "training", "uncertainty"}
 
 
 def __getattr__(name: str) -> _Any:

@@ -192,7 +192,7 @@ class Converted(nn.Module):
     ) -> Any:
         """Moments in place of tensors; of all samples, or of the first alone."""
         run = self._moment_pass(known)
-        outputs = self._run(run, inputs)
+        outputs = self.run(run, inputs)
         found = pytree.tree_map(lambda value: _outcome(run, value, only_first), outputs)
         self.calls = tuple(run.calls)
         # Values know their pass: if it knew the tape, where they are, nothing would be freed
@@ -216,10 +216,10 @@ class Converted(nn.Module):
             positions = None
             if self.plan.has_weights:  # which sample an element belongs to, a pass of moments knows
                 look = self._moment_pass(None)
-                self._run(look, given)
+                self.run(look, given)
                 positions = look.positions
             run = DrawPass(self.plan, generator, positions=positions, **self._place)
-            return plain(self._run(run, given))
+            return plain(self.run(run, given))
 
     @torch.no_grad()
     def batch_axes(self, inputs: Inputs) -> Any:
@@ -229,12 +229,12 @@ class Converted(nn.Module):
         """
         two = repeated(some(inputs, slice(0, 1), self.batch_dim), 2, self.batch_dim)
         with evaluating(self.model), left_alone(self.model):
-            outputs = self._run(self._moment_pass(None), two)
+            outputs = self.run(self._moment_pass(None), two)
         return pytree.tree_map(
             lambda each: _batch_axis(each, 2) if _varies(each) else None, outputs
         )
 
-    def _run(self, run: Pass, inputs: Inputs) -> Any:
+    def run(self, run: Pass, inputs: Inputs) -> Any:
         """What the model gives in this pass: Varying values in place of tensors that vary."""
         args, named = inputs
         before = running.set(run)
@@ -264,6 +264,10 @@ class Converted(nn.Module):
                 "an object of its own? Let it give tensors, in tuples, lists or dicts."
             )
         return outputs
+
+    def output_axis(self, value: Varying) -> int:
+        """The dimension of the batch in a value that the model gives."""
+        return _batch_axis(value, value.samples.batch)
 
     def _advice(self, message: str, inputs: Inputs) -> str:
         """What may be wrong with the inputs of a model that failed with this message, or ''."""
@@ -350,9 +354,9 @@ class Converted(nn.Module):
         generator = torch.Generator(device_of(self.model)).manual_seed(seed)
         with evaluating(self.model), left_alone(self.model):
             look = self._moment_pass(None)
-            outputs = self._run(look, inputs)
+            outputs = self.run(look, inputs)
             if checks:
-                _check_equal(outputs, self._run(self._moment_pass(None), inputs))
+                _check_equal(outputs, self.run(self._moment_pass(None), inputs))
             spreads = {name: DrawnVariances(axes) for name, axes in look.axes.items()}
 
             def observe(name: str, values: Sequence[Tensor]) -> None:
@@ -360,9 +364,14 @@ class Converted(nn.Module):
 
             for _ in range(draws if spreads or watch is not None else 0):
                 run = DrawPass(
-                    self.plan, generator, observe=observe, positions=look.positions, **self._place
+                    self.plan,
+                    generator,
+                    observe=observe,
+                    positions=look.positions,
+                    draws_all=False,
+                    **self._place,
                 )
-                drawn = plain(self._run(run, inputs))
+                drawn = plain(self.run(run, inputs))
                 if watch is not None:
                     watch(drawn)
         return {
@@ -376,7 +385,7 @@ class Converted(nn.Module):
         """Averages over these inputs of the variances that are estimated for each sample."""
         found: dict[str, Tensor] = {}
         with evaluating(self.model), left_alone(self.model):
-            self._run(self._moment_pass(known, levels=found), inputs)
+            self.run(self._moment_pass(known, levels=found), inputs)
         return found
 
     def _check_inputs(self, inputs: Inputs) -> None:

@@ -149,6 +149,10 @@ class Pass(ABC):
         """What a layer gives for x, with the variance of its weights."""
 
     @abstractmethod
+    def constant_start(self, x: Varying) -> Varying:
+        """A value that does not vary yet, as the beginning of values that do."""
+
+    @abstractmethod
     def noisy(self, x: Varying) -> Varying:
         """A value with the noise that enters before the nonlinearity that is being called."""
 
@@ -306,6 +310,10 @@ class Pass(ABC):
     def _result(
         self, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[Varying]
     ) -> Any:
+        uses = rule.has_weights and len(args) > 1 and id(args[1]) in self._weights
+        if uses and isinstance(args[0], Varying) and args[0].node < 0:
+            args = [self.constant_start(args[0]), *args[1:]]  # from here on, values vary
+            values = [args[0], *values[1:]]
         varies = [value.node >= 0 for value in values]
         if self.function in _AS_ANOTHER and not isinstance(args[0], Varying):
             return self.function(*plain(list(args)), **plain(dict(kwargs)))
@@ -421,7 +429,7 @@ class Pass(ABC):
         """The name of a source: that of dropout is the call's, that of others is the module's."""
         if self.function is not None:
             return self._label()
-        return f"{self._path}:{source.kind}"
+        return f"{self._path}:{source.word or source.kind}"
 
     def _axis(self, value: Tensor) -> int:
         return self.batch_dim if value.dim() > self.batch_dim else 0
@@ -511,6 +519,15 @@ class MomentPass(Pass):
         lifted = Varying(value, self, node, samples)
         return lifted.estimate(lambda: var) if self.propagates else lifted
 
+    def constant_start(self, x: Varying) -> Varying:
+        """The same mean, without any covariance yet."""
+        if self.tape is None:
+            self.tape = Tape(x.samples.batch, is_supervised=covariance_is_supervised())
+        node = self.tape.add((), lambda _: ())
+        value = Varying(x.numbers, self, node, x.samples)
+        zero = x.numbers.new_zeros([1] * x.numbers.dim())
+        return value.estimate(lambda: zero) if self.propagates else value
+
     def entered(self, x: Varying, source: Source) -> Varying:
         """The same mean, and the covariance that the source adds."""
         name = self.named(self._label_of_source(source))
@@ -530,7 +547,6 @@ class MomentPass(Pass):
         """The same mean, and the covariance that the weights add."""
         positions = use.positions(x)
         self.positions[use.name] = positions
-        self.axes[use.name] = [0, 1]
         numbers, weights = x.numbers.detach(), use.weights
 
         def taken() -> Tensor:
@@ -539,8 +555,11 @@ class MomentPass(Pass):
 
         # Patches of images are made when they are looked at: they take far more than images.
         inputs = taken if positions.kernel is not None else cache(taken)
-        with torch.no_grad():
-            more = weights.spread(self._input_variance(use.name, x, positions, weights))
+        more = numbers.new_zeros(1, 1, 1)
+        if not weights.linearised:
+            self.axes[use.name] = [0, 1]
+            with torch.no_grad():
+                more = weights.spread(self._input_variance(use.name, x, positions, weights))
         term = WeightTerm(
             use.name, found.samples, weights.kind, weights=weights, inputs=inputs, more=more,
             arrange=positions.arrange,
@@ -550,7 +569,9 @@ class MomentPass(Pass):
             MATCHED, found.numbers, [found], lambda rows: (rows,), found.samples, term
         )
         spread, shape = found.spread, found.numbers.shape
-        if spread is not None:
+        if spread is not None and weights.linearised:
+            value.estimate(lambda: spread.value)
+        elif spread is not None:
 
             def spreads() -> Tensor:
                 own = weights.spread(inputs().square()) + more
@@ -788,6 +809,8 @@ class DrawPass(Pass):
         plan: which sources enter, and where.
         generator: of the draws.
         positions: of layers whose weights vary, as a pass of moments of the same inputs found them.
+        draws_all: whether weights vary whose effect is taken as linear, and which therefore have no
+            part in what is measured.
         observe: takes the name of each call that needs measured numbers, and the values there:
             what goes into an activation (before its noise), or both factors of a product.
         place: ``start`` and ``batch_dim`` of ``Pass``.
@@ -801,12 +824,14 @@ class DrawPass(Pass):
         generator: torch.Generator,
         *,
         positions: Mapping[str, Positions] | None = None,
+        draws_all: bool = True,
         observe: Callable[[str, Sequence[Tensor]], None] = lambda name, values: None,
         **place: Any,
     ) -> None:
         super().__init__(plan, **place)
         self.generator = generator
         self.positions = positions or {}
+        self.draws_all = draws_all
         self.observe = observe
 
     def lift(
@@ -822,6 +847,10 @@ class DrawPass(Pass):
             drawn = source.draw(drawn, self.generator)
         return self.wrapped(drawn)
 
+    def constant_start(self, x: Varying) -> Varying:
+        """The value itself."""
+        return self.wrapped(x.numbers)
+
     def entered(self, x: Varying, source: Source) -> Varying:
         """A draw of the value with the source in it."""
         name = self.named(self._label_of_source(source))
@@ -831,9 +860,12 @@ class DrawPass(Pass):
 
     def with_weights(self, x: Varying, found: Varying, use: WeightUse) -> Varying:
         """What the layer gives with a draw of its weights, another one for each sample."""
+        if use.weights.linearised and not self.draws_all:
+            return found
         positions = self.positions[use.name]
         inputs = use.weights.inputs(positions.patches(x.numbers))
-        self.observe(use.name, [inputs[:, :: max(1, inputs.shape[1] // _POSITIONS)]])
+        if not use.weights.linearised:
+            self.observe(use.name, [inputs[:, :: max(1, inputs.shape[1] // _POSITIONS)]])
         added = use.weights.draw(inputs, self.generator)
         return self.wrapped(found.numbers + positions.restore(added, found.numbers.shape))
 

@@ -241,7 +241,9 @@ def _track_converted(net: Converted, batches: Any, samples: int, steps: Steps) -
         ratio, bar = _ratio(net, chunks, drawn)
     finally:
         net.train(was_training)
-    if shares and not math.isfinite(ratio):
+    linear = net.plan.linearised
+    is_compared = any(share for name, share in shares.items() if name not in linear)
+    if is_compared and not math.isfinite(ratio):
         _warn(
             "Variances of this network are not finite on the inputs it was tracked with: noise may "
             "take a function out of the numbers that it is defined for (a logarithm, a power). "
@@ -295,7 +297,8 @@ def _ratio(
         outputs = leaves(net(*args, **named))
         for name, signs in projections.signs.items():
             cov = outputs[name].cov
-            parts = cov.tape.variances(cov.at, signs)
+            every = cov.tape.variances(cov.at, signs)
+            parts = {name: part for name, part in every.items() if name not in net.plan.linearised}
             if parts:
                 found.append(projections.variances(name))
                 expected.append(torch.stack(list(parts.values())).sum((0, -1)))

@@ -49,6 +49,7 @@ LIBRARY = [
     {"recording"},
     {"attacks", "data", "testing", "training", "uncertainty"},
     {"stochastic", "tracking"},
+    {"posterior"},
     {"estimators", "runs"},
     {"compare"},
     {"report"},

@@ -34,7 +34,14 @@ def covariance_of(weights: UncertainWeights) -> torch.Tensor:
     return basis @ torch.diag(weights.variance.flatten()) @ basis.T
 
 
-def filled(model: nn.Module, batch_dim: int = 0, scale: float = 1e-6, **options) -> Converted:
+def filled(
+    model: nn.Module,
+    batch_dim: int = 0,
+    scale: float = 1e-6,
+    *,
+    linearised: bool = False,
+    **options,
+) -> Converted:
     """The model with weights that vary, in float64."""
     torch.manual_seed(1)
     net = covary.convert(model.double().eval(), noise=0.0, batch_dim=batch_dim, **options)
@@ -47,7 +54,7 @@ def filled(model: nn.Module, batch_dim: int = 0, scale: float = 1e-6, **options)
         path: uncertain(layer.weight, bias=layer.bias is not None, scale=scale)
         for path, layer in layers.items()
     }
-    net.posterior.replace(weights, dict.fromkeys(weights, 1.0), model)
+    net.posterior.replace(weights, dict.fromkeys(weights, 1.0), model, linearised=linearised)
     return net
 
 
@@ -133,11 +140,13 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("linearised", [False, True])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_small_variances_of_weights_follow_the_jacobian(case):
+def test_variances_of_weights_follow_the_jacobian(case, linearised):
+    """Of any size if outputs are taken as linear in weights, else if they are small."""
     make, shape, batch_dim = case
     torch.manual_seed(0)
-    net = filled(make(), batch_dim)
+    net = filled(make(), batch_dim, scale=1.0 if linearised else 1e-6, linearised=linearised)
     x = torch.randn(shape, dtype=torch.float64)
     expected = by_brute_force(net, x)
     out = net(x)
@@ -196,7 +205,7 @@ def test_attention_has_one_packed_weight():
     net = covary.convert(model, noise=0.0)
     path = "attention.in_proj_weight"
     weights = uncertain(model.attention.in_proj_weight, bias=True, scale=1e-3)
-    net.posterior.replace({path: weights}, {path: 1.0}, model)
+    net.posterior.replace({path: weights}, {path: 1.0}, model, linearised=False)
     covary.track(net, torch.randn(64, 3, 4, dtype=torch.float64))
     x = torch.randn(2, 3, 4, dtype=torch.float64)
     assert list(net(x).budget()) == [f"weights of {path}"]

@@ -182,7 +182,10 @@ class Tape:
 
         def spend(term: Term, here: Tensor, own: Tensor | float = 0.0) -> None:
             part = term.products(here[:r]) if matrices else term.variances(here[:r])
-            random = (term.variances(here[r:]) + own).reshape(self.batch, copies, r).sum(1)
+            if term.is_linearised:
+                random = part.new_zeros(self.batch, r)
+            else:
+                random = (term.variances(here[r:]) + own).reshape(self.batch, copies, r).sum(1)
             known[term.label] = known[term.label] + part if term.label in known else part
             guessed[term.label] = guessed.get(term.label, 0.0) + random
 

@@ -48,6 +48,11 @@ class Term(ABC):
         raise NotImplementedError
 
     @property
+    def is_linearised(self) -> bool:
+        """Whether nonlinearities behind it do not see its variance, and so add nothing for it."""
+        return False
+
+    @property
     def label(self) -> str:
         """The name of the source in a budget."""
         if self.kind == INPUT:

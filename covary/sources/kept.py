@@ -63,7 +63,9 @@ class Posterior(Kept):
         """How the weights vary, by the path of the parameter."""
         left, right = self.named("left/"), self.named("right/")
         return {
-            path: UncertainWeights(variance, left.get(path), right.get(path))
+            path: UncertainWeights(
+                variance, left.get(path), right.get(path), linearised=self.is_linearised
+            )
             for path, variance in self.named("variance/").items()
         }
 
@@ -71,6 +73,11 @@ class Posterior(Kept):
     def is_empty(self) -> bool:
         """Whether no weight varies."""
         return not self._buffers
+
+    @property
+    def is_linearised(self) -> bool:
+        """Whether outputs are taken as linear in how weights vary."""
+        return "linearised" in self._buffers
 
     @property
     def prior_precision(self) -> dict[str, float]:
@@ -94,6 +101,7 @@ class Posterior(Kept):
         prior: Mapping[str, float],
         model: nn.Module,
         *,
+        linearised: bool = True,
         log_marginal: float = math.nan,
         noise: Tensor | None = None,
     ) -> None:
@@ -107,6 +115,8 @@ class Posterior(Kept):
         self.keep("prior/", {path: torch.tensor(value) for path, value in prior.items()})
         self._buffers["log_marginal"] = torch.tensor(log_marginal, dtype=torch.float64)
         self._buffers["fitted_to"] = _sums_of(_tensors_of(model))
+        if linearised:
+            self._buffers["linearised"] = torch.tensor(True)
         if noise is not None:
             self._buffers["noise"] = noise
         self._seen = ()

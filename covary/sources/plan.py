@@ -218,6 +218,12 @@ class Plan:
         self._dropped |= found
         return bool(found)
 
+    @property
+    def linearised(self) -> set[str]:
+        """Names of the calls of layers whose outputs are linear in how their weights vary."""
+        paths = self.posterior.prior_precision if self.posterior.is_linearised else ()
+        return {f"{path.removesuffix('.weight')}:weights" for path in paths}
+
     def weights_by_identity(self) -> dict[int, tuple[str, UncertainWeights]]:
         """The path of the layer and how its weights vary, by the identity of the parameter."""
         if not self.has_weights:

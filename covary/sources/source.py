@@ -29,10 +29,12 @@ class Source(ABC):
     """Something that varies: what it adds to the covariance of a value, and how it is drawn.
 
     Attributes:
+        word: its own name where no module has one, if it is another than its kind.
         kind: what it is in a budget; at the input of a model, it counts as ``"input"``.
         needs_variance: whether what it adds depends on the variance that the value has already.
     """
 
+    word: ClassVar[str] = ""
     kind: ClassVar[str] = NOISE
     needs_variance: ClassVar[bool] = False
 
@@ -136,6 +138,7 @@ class Rounding(Source):
 class Targets(Source):
     """Noise of targets around the output of a network: a Gaussian of a variance for each output."""
 
+    word: ClassVar[str] = "targets"
     var: Tensor
 
     def variance(self, mean: Tensor, var: Tensor) -> Tensor:

@@ -33,12 +33,15 @@ class UncertainWeights:
         left: (m, m) orthogonal, or None for the identity.
         right: (n, n) or (n + 1, n + 1) orthogonal, or None for the identity.
         kind: what it is in a budget.
+        linearised: whether outputs are taken as linear in how they vary: means, and the gains of
+            what follows, are then those of the weights themselves.
     """
 
     variance: Tensor
     left: Tensor | None = None
     right: Tensor | None = None
     kind: str = WEIGHTS
+    linearised: bool = False
 
     def inputs(self, patches: Tensor) -> Tensor:
         """(..., n) what positions take -> (..., n or n + 1) in the basis of ``right``."""
@@ -105,6 +108,10 @@ class WeightTerm(Term):
     inputs: Callable[[], Tensor]
     more: Tensor
     arrange: Callable[[Tensor], Tensor]
+
+    @property
+    def is_linearised(self) -> bool:
+        return self.weights.linearised
 
     def products(self, rows: Tensor) -> Tensor:
         turned = self._turned(rows)
