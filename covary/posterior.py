@@ -27,6 +27,7 @@ from covary.covariance.terms import WEIGHTS
 from covary.inputs import Inputs, arguments, batch_of, some
 from covary.models import left_alone
 from covary.moments import Moments
+from covary.nn import Lift
 from covary.nn.fidelity import TrackingWarning
 from covary.passes import MomentPass, WeightUse
 from covary.progress import Steps, shown
@@ -158,8 +159,8 @@ def _fresh(net: nn.Module) -> Converted:
         has_moments = any(isinstance(module, Converted) for module in net.modules())
         if has_moments:
             raise ValueError("fit takes a converted network itself, not a module around it.")
-        chain = any(type(module).__module__.startswith("covary.nn") for module in net.modules())
-        return convert(net) if chain else convert(net, noise=0.0)
+        is_chain = any(isinstance(module, Lift) for module in net.modules())
+        return convert(net) if is_chain else convert(net, noise=0.0)
     training = [path for path, module in net.model.named_modules() if module.training]
     if training:
         raise ValueError(
@@ -642,8 +643,8 @@ class _Found:
             weights[path] = replace(each, variance=variance)
         noise = self.task.noise
         if noise is not None:
-            parameter = next(self.net.model.parameters())
-            noise = noise.to(parameter).unsqueeze(self.task.axis)
+            device = next(self.net.model.parameters()).device
+            noise = noise.to(device).unsqueeze(self.task.axis)
         model = self.net.plan.model
         self.net.posterior.replace(
             weights,

@@ -94,6 +94,7 @@ def test_every_method_has_its_rows(classified, regressed):
         ("deep ensemble", "mutual_information"),
         ("deep ensemble, calibrated", "expected_max"),
         ("last-layer Laplace", "expected_max"),
+        ("posterior", "expected_max"),
     ]
     assert [row.method for row in regressed[1].rows] == [
         "MNN",
@@ -109,6 +110,8 @@ def test_every_method_has_its_rows(classified, regressed):
         "MNN, SMSC, calibrated",
         "last-layer Laplace",
         "last-layer Laplace, calibrated",
+        "posterior",
+        "posterior, calibrated",
     ]
 
 

@@ -349,3 +349,12 @@ def test_weights_are_unsure_in_a_gap_of_the_data():
     assert float(weights[1]) > 3 * float(weights[2])
     torch.testing.assert_close(noise, noise[:1].expand(3))
     assert float(noise[0]) == pytest.approx(0.01, rel=0.7)
+
+
+def test_a_chain_keeps_its_noise_and_a_plain_network_has_none():
+    x, y = classification()
+    chain = covary.mlp([3, 6, 3], noise=0.1).double().eval()
+    budget = fit(chain, (x, y))(x).budget().by_kind()
+    assert set(budget) == {"weights", "noise", "input"}
+    plain = covary.models.plain(chain)
+    assert set(fit(plain, (x, y))(x).budget().by_kind()) == {"weights"}

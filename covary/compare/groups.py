@@ -8,6 +8,7 @@ from functools import partial
 
 from torch import nn
 
+from covary import convert, posterior
 from covary.compare import laplace
 from covary.compare.methods import (
     Method,
@@ -120,6 +121,21 @@ def _bayesian(shop: Workshop) -> nn.Sequential:
     return laplace.with_head(net, read_tensors(path)[0]).to(shop.device)
 
 
+def _of_all_weights(shop: Workshop) -> nn.Module:
+    """The network with a posterior of all its weights, kept beside it and found there again."""
+    net, path = shop.network("plain"), shop.folder("plain", 0) / "posterior.safetensors"
+    if path.exists():
+        converted = convert(net, noise=0.0)
+        converted.load_state_dict(read_tensors(path)[0])
+        return converted
+    held_out = shop.x_held_out, shop.y_held_out
+    fitted = posterior.fit(
+        net, (shop.x, shop.y), prior_precision="held-out", held_out=held_out, progress=False
+    )
+    write_tensors(path, dict(fitted.state_dict()))
+    return fitted
+
+
 # fmt: off
 _GROUPS = {
     "classification": {
@@ -141,6 +157,12 @@ _GROUPS = {
             "The conventional network with a Gaussian posterior of its last weights, the prior's "
             "precision chosen on held-out data.",
             by_expectation, _bayesian, forms=("own",),
+        ),
+        "posterior": Group(
+            "plain", "posterior",
+            "The conventional network with a Gaussian posterior of all its weights, the prior and "
+            "the temperature chosen on held-out data.",
+            by_expectation, _of_all_weights, forms=("own",),
         ),
     },
     "regression": {
@@ -179,6 +201,12 @@ _GROUPS = {
             "Bayesian linear regression on the conventional network's last features, noise and "
             "prior by marginal likelihood.",
             by_targets, _bayesian,
+        ),
+        "posterior": Group(
+            "plain", "posterior",
+            "The conventional network with a Gaussian posterior of all its weights; noise, prior "
+            "and temperature by held-out data.",
+            by_targets, _of_all_weights,
         ),
     },
 }
