@@ -10,23 +10,33 @@ was trained or measured before, in out/posterior, is not done again.
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+import covary
 from benchmarks import results
+from covary.compare import Members, Method, Prediction, by_average, by_expectation, laplace
+from covary.compare.methods import rows_of
 from covary.data import Dataset
-from covary.files import read_tensors, write_tensors
+from covary.files import read_json, read_tensors, write_json, write_tensors
 from covary.models import plain
-from covary.runs import DataConfig
+from covary.runs import DataConfig, costs
 from covary.runs.config import Choices, RunConfig
 from covary.runs.samples import load_data, validation_rows
 from covary.runs.training import resolve
 from covary.training import Checkpoint, ClassificationLoss, MetricsLog, TensorBatches, fit
+from covary.uncertainty import scores
 
 FOLDER = results.ROOT / "out" / "posterior"
 SEEDS = (0, 1, 2)
+OOD = ("notmnist", "fashion-mnist")
 DATA = DataConfig(name="mnist")
 
 
@@ -58,12 +68,104 @@ def trained(seed: int, config: RunConfig, dataset: Dataset) -> nn.Sequential:
     return net.eval()
 
 
+def measured(seed: int) -> dict[str, Any]:
+    """What each method finds on the test digits and on OOD images, of one seed."""
+    path = FOLDER / f"seed-{seed}" / "measured.json"
+    if path.exists():
+        return dict(read_json(path))
+    dataset, _ = load_data(DATA, seed=seed)
+    config = resolve(DATA, dataset, Choices(seed=seed))
+    net = trained(seed, config, dataset)
+    held, rows = validation_rows(len(dataset.x), config)
+    held_out = dataset.x[held], dataset.y[held]
+    began = time.perf_counter()
+    fitted = covary.posterior.fit(
+        net, (dataset.x[rows], dataset.y[rows]), prior_precision="held-out", held_out=held_out
+    )
+    seconds = time.perf_counter() - began
+    head = laplace.fit_classifier(net, dataset.x[rows], held_out)
+    methods = [
+        Method("plain", "", Members([net]), by_average),
+        Method("last-layer Laplace", "", head, by_expectation),
+        Method("posterior", "", fitted, by_posterior),
+    ]
+    ood = {name: load_data(DataConfig(name=name))[0].x_test for name in OOD}
+    found: dict[str, Any] = {}
+    for method in methods:
+        others = {name: method.predict(x) for name, x in ood.items()}
+        scored = rows_of(method.predict(dataset.x_test), dataset.y_test, others)
+        found |= {f"{method.name}: {score}": row for score, row in scored.items()}
+    known = fitted.posterior
+    result = {
+        "rows": found,
+        "prior precision": known.prior_precision,
+        "temperature": known.temperature,
+        "seconds of the fit": seconds,
+        "shares": fitted(dataset.x_test[:1000]).budget().average_shares(),
+    }
+    write_json(path, result)
+    return result
+
+
+def by_posterior(net: nn.Module, x: Tensor) -> Prediction:
+    """Classes by the expected softmax; two scores of the whole covariance, two of the budget."""
+    out = net(x)
+    budget = out.budget()
+    first = list(budget)[-1]  # of the layer next to the input
+    found = {
+        "expected_max": scores.expected_max(out),
+        "mutual_information": scores.mutual_information(out),
+        "variance of the weights": out.variance.sum(-1),
+        "variance of the first weights": budget[first].sum(-1),
+    }
+    return Prediction(found, scores.expected_softmax(out))
+
+
+def costs_of(seed: int) -> dict[str, float]:
+    """Seconds of a pass at batch 128 over those of the plain network, and over a sweep."""
+    dataset, _ = load_data(DATA, seed=seed)
+    net = trained(seed, resolve(DATA, dataset, Choices(seed=seed)), dataset)
+    x = dataset.x_test[:128]
+    fitted = covary.posterior.fit(net, (dataset.x[:2000], dataset.y[:2000]), prior_precision=1.0)
+    noisy = covary.convert(net, noise=0.1)
+    covary.track(noisy, dataset.x[:64].float())
+    with torch.no_grad():
+        found = costs.fastest(
+            {
+                "plain": partial(net, x),
+                "sweep without weights": lambda: noisy(x.float()).covariance_matrix,
+                "posterior": lambda: fitted(x).covariance_matrix,
+                "expected softmax": lambda: scores.expected_softmax(fitted(x)),
+            },
+            range(8),
+        )
+    return {name: each / found["plain"] for name, each in found.items()}
+
+
+def summary(every: Mapping[str, Any]) -> dict[str, Any]:
+    """Averages and standard deviations over seeds."""
+    first = next(iter(every.values()))["rows"]
+    return {
+        name: {
+            metric: {
+                "mean": float(np.mean([one["rows"][name][metric] for one in every.values()])),
+                "stddev": float(np.std([one["rows"][name][metric] for one in every.values()])),
+            }
+            for metric in row
+        }
+        for name, row in first.items()
+    }
+
+
 def main() -> None:
-    for seed in map(int, sys.argv[1:]) if len(sys.argv) > 1 else SEEDS:
-        dataset, _ = load_data(DATA, seed=seed)
-        config = resolve(DATA, dataset, Choices(seed=seed))
-        trained(seed, config, dataset)
-        print(f"seed {seed}: trained", flush=True)
+    seeds = [int(each) for each in sys.argv[1:]] or list(SEEDS)
+    for seed in seeds:
+        measured(seed)
+        print(f"seed {seed}: measured", flush=True)
+    done = [seed for seed in SEEDS if (FOLDER / f"seed-{seed}" / "measured.json").exists()]
+    every = {str(seed): measured(seed) for seed in done}
+    found = {"seeds": every, "summary": summary(every), "costs": costs_of(done[0])}
+    print(results.save("posterior", "python -m benchmarks.posterior", 0, found))
 
 
 if __name__ == "__main__":

@@ -20,10 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from covary.budget import kind_of
 from covary.convert import Converted, convert
+from covary.covariance import Full
+from covary.covariance.terms import WEIGHTS
 from covary.inputs import Inputs, arguments, batch_of, some
 from covary.models import left_alone
 from covary.moments import Moments
+from covary.nn import Lift
 from covary.nn.fidelity import TrackingWarning
 from covary.passes import MomentPass, WeightUse
 from covary.progress import Steps, shown
@@ -45,8 +49,10 @@ _WIDEST, _MOST_WEIGHTS = 8192, 2**27
 _NUMBERS_AT_A_TIME = 2**24
 # Precisions of a prior are looked for between these.
 _PRECISIONS = 1e-8, 1e12
-# On held-out data: so many samples, in steps of this factor, at most so many steps either way.
-_HELD_OUT, _STEP, _STEPS = 2048, 10**0.5, 12
+# On so many held-out samples, these factors of the prior and these temperatures are tried.
+_HELD_OUT = 2048
+_FACTORS = tuple(10 ** (k / 2) for k in range(-8, 4))
+_TEMPERATURES = tuple(10 ** (k / 4) for k in range(-20, 5))
 
 
 def fit(
@@ -80,9 +86,10 @@ def fit(
             the outputs); None goes by the type of the targets.
         prior_precision: of the Gaussian prior of the weights around 0. ``"marginal"``: for each
             layer that of the largest marginal likelihood of the data. ``"held-out"``: these times
-            one factor, chosen by the likelihood of ``held_out``. Or a number, for all layers.
-        held_out: data that the network was not trained on, as ``data``. In regression the noise
-            comes from them, too.
+            the smallest factor that ``held_out`` cannot tell from the best. Or a number, for all.
+        held_out: data that the network was not trained on, as ``data``. By their likelihood, a
+            temperature is chosen that all variances of weights are multiplied by: layers are taken
+            as independent, and so vary too much. In regression the noise comes from them, too.
         noise_variance: in regression, the variance of targets around outputs: a number, or one for
             each output; None estimates it by the average squared error on ``held_out`` or ``data``.
             It is added to the output as ``noise at targets``.
@@ -129,9 +136,12 @@ def fit(
             if not isinstance(prior_precision, str)
             else found.best_precisions()
         )
-        if prior_precision == "held-out":
-            precisions = _by_held_out(found, precisions, data, held_out, steps)
-        found.use(precisions)
+        temperature = 1.0
+        if held_out is not None:
+            factors = _FACTORS if prior_precision == "held-out" else (1.0,)
+            choice = _by_held_out(found, precisions, factors, data, held_out, steps)
+            precisions, temperature = dict(choice.precisions), choice.temperature
+        found.use(precisions, temperature)
         track(new, _inputs_of(data), progress=False)
     if left_out and layers == "all":
         warnings.warn(
@@ -149,8 +159,8 @@ def _fresh(net: nn.Module) -> Converted:
         has_moments = any(isinstance(module, Converted) for module in net.modules())
         if has_moments:
             raise ValueError("fit takes a converted network itself, not a module around it.")
-        chain = any(type(module).__module__.startswith("covary.nn") for module in net.modules())
-        return convert(net) if chain else convert(net, noise=0.0)
+        is_chain = any(isinstance(module, Lift) for module in net.modules())
+        return convert(net) if is_chain else convert(net, noise=0.0)
     training = [path for path, module in net.model.named_modules() if module.training]
     if training:
         raise ValueError(
@@ -616,7 +626,7 @@ class _Found:
             for path, curvature in self.curvatures.items()
         }
 
-    def use(self, precisions: Mapping[str, float]) -> None:
+    def use(self, precisions: Mapping[str, float], temperature: float) -> None:
         """Give the network the posterior with these precisions of the prior."""
         total = self.log_likelihood
         weights = {}
@@ -629,17 +639,19 @@ class _Found:
                 - float(precision.log().sum())
             )
             each = self.weights[path]
-            weights[path] = replace(each, variance=precision.reciprocal().to(each.variance.dtype))
+            variance = (temperature / precision).to(each.variance.dtype)
+            weights[path] = replace(each, variance=variance)
         noise = self.task.noise
         if noise is not None:
-            parameter = next(self.net.model.parameters())
-            noise = noise.to(parameter).unsqueeze(self.task.axis)
+            device = next(self.net.model.parameters()).device
+            noise = noise.to(device).unsqueeze(self.task.axis)
         model = self.net.plan.model
         self.net.posterior.replace(
             weights,
             precisions,
             model,
             linearised=self.linearised,
+            temperature=temperature,
             log_marginal=total,
             noise=noise,
         )
@@ -655,43 +667,84 @@ def _most_likely(curvature: Tensor, size: float) -> float:
     return math.exp((low + high) / 2)
 
 
+class _Choice(NamedTuple):
+    """A prior and a temperature, and how likely they make held-out data."""
+
+    precisions: Mapping[str, float]
+    temperature: float
+    losses: Tensor  # (n,) negative log-likelihood of each sample
+
+
 def _by_held_out(
-    found: _Found, precisions: Mapping[str, float], data: Any, held_out: Any, steps: Steps
-) -> dict[str, float]:
-    """These precisions times the factor of the largest likelihood of held-out data."""
+    found: _Found,
+    precisions: Mapping[str, float],
+    factors: Sequence[float],
+    data: Any,
+    held_out: Any,
+    steps: Steps,
+) -> _Choice:
+    """The temperature that makes held-out data most likely, and these precisions times a factor.
 
-    def loss(power: int) -> float:
-        found.use({path: each * _STEP**power for path, each in precisions.items()})
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", TrackingWarning)
-            track(found.net, _inputs_of(data), samples=64, progress=False)
-        return _held_out_loss(found.net, held_out, found.task)
-
-    losses = {0: loss(0)}
-    best = 0
-    for direction in steps([1, -1], "prior"):
-        for _ in range(_STEPS):
-            here = best + direction
-            if here not in losses:
-                losses[here] = loss(here)
-            if losses[here] >= losses[best]:
-                break
-            best = here
-    return {path: each * _STEP**best for path, each in precisions.items()}
+    With the temperature, the likelihood hardly depends on the factor. Of all factors that held-out
+    data cannot tell from the best (by the standard error of the difference), it is the smallest:
+    what the training data do not determine is left open.
+    """
+    temperatures = _TEMPERATURES if found.linearised else (1.0,)
+    choices = []
+    for number, factor in enumerate(steps(factors, "prior")):
+        chosen = {path: each * factor for path, each in precisions.items()}
+        found.use(chosen, 1.0)
+        if not number or not found.linearised:
+            _track_quietly(found.net, data, samples=64)
+        losses = _held_out_losses(found.net, held_out, found.task, temperatures)
+        at = int(losses.mean(-1).argmin())
+        choices.append(_Choice(chosen, temperatures[at], losses[at]))
+    best = min(choices, key=lambda choice: float(choice.losses.mean()))
+    for choice in sorted(choices, key=lambda choice: sum(choice.precisions.values())):
+        apart = choice.losses - best.losses
+        if float(apart.mean()) <= float(apart.std()) / math.sqrt(len(apart)):
+            return choice
+    return best
 
 
 @torch.no_grad()
-def _held_out_loss(net: Converted, held_out: Any, task: _Task) -> float:
-    """Negative log-likelihood of the expected softmax, or of the Gaussian of the output."""
-    total = 0.0
+def _held_out_losses(
+    net: Converted, held_out: Any, task: _Task, temperatures: Sequence[float]
+) -> Tensor:
+    """(temperatures, n) negative log-likelihood of the expected softmax, or of the Gaussian."""
+    found = []
+    classify = task.noise is None
     for (args, named), target in _Data(held_out, net, _HELD_OUT):
         out: Moments = net(*args, **named)
         target = task.checked(out.mean, target)
-        if task.noise is None:
-            p = scores.expected_softmax(out).double().clamp(min=1e-300)
-            total += float(F.nll_loss(p.log(), target, reduction="sum"))
-        else:
-            var = out.variance.double()
-            error = (target - out.mean).double().square()
-            total += 0.5 * float((error / var + var.log()).sum())
-    return total
+        parts = out.cov.budget(matrices=classify)
+        weights = torch.stack([part for name, part in parts.items() if kind_of(name) == WEIGHTS])
+        others = [part for name, part in parts.items() if kind_of(name) != WEIGHTS]
+        rest = torch.stack(others).sum(0) if others else torch.zeros_like(weights[0])
+        found.append(
+            torch.stack(
+                [
+                    _losses(out.mean, rest + each * weights.sum(0), target, classify=classify)
+                    for each in temperatures
+                ]
+            )
+        )
+    if not found:
+        raise ValueError("held_out= has no data.")
+    return torch.cat(found, 1)
+
+
+def _losses(mean: Tensor, cov: Tensor, target: Tensor, *, classify: bool) -> Tensor:
+    """(B,) negative log-likelihood, of a covariance (B, K, K), or of variances (B, *event)."""
+    if classify:
+        p = scores.expected_softmax(Moments(mean, Full(cov))).double().clamp(min=1e-300)
+        return F.nll_loss(p.log(), target, reduction="none")
+    error = (target - mean).double().square().flatten(1)
+    var = cov.double().flatten(1)
+    return 0.5 * (error / var + var.log()).sum(-1)
+
+
+def _track_quietly(net: Converted, data: Any, **options: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrackingWarning)
+        track(net, _inputs_of(data), progress=False, **options)

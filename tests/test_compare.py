@@ -95,6 +95,7 @@ def test_every_method_has_its_rows(classified, regressed):
         ("deep ensemble", "mutual_information"),
         ("deep ensemble, calibrated", "expected_max"),
         ("last-layer Laplace", "expected_max"),
+        ("posterior", "expected_max"),
     ]
     assert [row.method for row in regressed[1].rows] == [
         "MNN",
@@ -110,6 +111,8 @@ def test_every_method_has_its_rows(classified, regressed):
         "MNN, SMSC, calibrated",
         "last-layer Laplace",
         "last-layer Laplace, calibrated",
+        "posterior",
+        "posterior, calibrated",
     ]
 
 
@@ -412,7 +415,7 @@ def test_the_command(classified, untrained):
         assert "max_softmax" not in shown.stdout
         assert "Written to" in shown.stderr
         as_json = CliRunner().invoke(app, [*command, *options, *more, "--json"])
-        rows = [row for row in result.rows if row.group != "ensemble"]
+        rows = [row for row in result.rows if row.group not in ("ensemble", "posterior")]
         assert list(Comparison.from_json(json.loads(as_json.stdout)).rows) == rows
         assert "MNN: tracked covariances; against exact ones" in shown.stderr
     finally:

@@ -303,6 +303,29 @@ def test_held_out_data_choose_the_prior():
         for path, prior in wide.posterior.prior_precision.items()
     }
     assert max(ratios) == pytest.approx(min(ratios), rel=1e-4)  # one factor for all
+    assert chosen.posterior.temperature != 1.0
+
+
+def test_the_temperature_makes_held_out_data_most_likely():
+    """The bias is off by more than its posterior allows: weights have to vary more."""
+    x, y = regression(400)
+    model = linear_map(x, y, 1e-6, 0.09)
+    with torch.no_grad():
+        model.bias.add_(0.1)
+    held_out = regression(400)
+    net = fit(model, (x, y), noise_variance=0.09, prior_precision=1.0, held_out=held_out)
+
+    def loss(temperature: float) -> float:
+        ratio = temperature / net.posterior.temperature
+        parts = net(held_out[0]).budget()
+        variance = parts["noise at targets"] + ratio * parts["weights of weight"]
+        return float(
+            ((held_out[1] - net(held_out[0]).mean.detach()) ** 2 / variance + variance.log()).mean()
+        )
+
+    best = loss(net.posterior.temperature)
+    assert best < loss(1.0)
+    assert best <= min(loss(net.posterior.temperature * 1.8), loss(net.posterior.temperature / 1.8))
 
 
 def test_weights_are_unsure_in_a_gap_of_the_data():
@@ -326,3 +349,12 @@ def test_weights_are_unsure_in_a_gap_of_the_data():
     assert float(weights[1]) > 3 * float(weights[2])
     torch.testing.assert_close(noise, noise[:1].expand(3))
     assert float(noise[0]) == pytest.approx(0.01, rel=0.7)
+
+
+def test_a_chain_keeps_its_noise_and_a_plain_network_has_none():
+    x, y = classification()
+    chain = covary.mlp([3, 6, 3], noise=0.1).double().eval()
+    budget = fit(chain, (x, y))(x).budget().by_kind()
+    assert set(budget) == {"weights", "noise", "input"}
+    plain = covary.models.plain(chain)
+    assert set(fit(plain, (x, y))(x).budget().by_kind()) == {"weights"}

@@ -8,6 +8,7 @@ from functools import partial
 
 from torch import nn
 
+from covary import convert, posterior
 from covary.compare import laplace
 from covary.compare.methods import (
     Method,
@@ -22,6 +23,7 @@ from covary.compare.methods import (
 from covary.compare.networks import DropoutSamples, MemberMoments, Members
 from covary.compare.trained_networks import TrainedNetworks
 from covary.files import read_tensors, write_tensors
+from covary.training.checkpoint import load_weights
 from covary.uncertainty import fit
 from covary.uncertainty.calibration import Mixture
 
@@ -120,6 +122,21 @@ def _bayesian(nets: TrainedNetworks) -> nn.Sequential:
     return laplace.with_head(net, read_tensors(path)[0]).to(nets.device)
 
 
+def _of_all_weights(nets: TrainedNetworks) -> nn.Module:
+    """The network with a posterior of all its weights, kept beside it and found there again."""
+    net, path = nets.network("plain"), nets.folder("plain", 0) / "posterior.safetensors"
+    if path.exists():
+        converted = convert(net, noise=0.0)
+        load_weights(converted, read_tensors(path)[0], path)
+        return converted
+    held_out = nets.x_held_out, nets.y_held_out
+    fitted = posterior.fit(
+        net, (nets.x, nets.y), prior_precision="held-out", held_out=held_out, progress=False
+    )
+    write_tensors(path, dict(fitted.state_dict()))
+    return fitted
+
+
 # fmt: off
 _GROUPS = {
     "classification": {
@@ -141,6 +158,12 @@ _GROUPS = {
             "The conventional network with a Gaussian posterior of its last weights, the prior's "
             "precision chosen on held-out data.",
             by_expectation, _bayesian, forms=("own",),
+        ),
+        "posterior": Group(
+            "plain", "posterior",
+            "The conventional network with a Gaussian posterior of all its weights, the prior and "
+            "the temperature chosen on held-out data.",
+            by_expectation, _of_all_weights, forms=("own",),
         ),
     },
     "regression": {
@@ -179,6 +202,12 @@ _GROUPS = {
             "Bayesian linear regression on the conventional network's last features, noise and "
             "prior by marginal likelihood.",
             by_targets, _bayesian,
+        ),
+        "posterior": Group(
+            "plain", "posterior",
+            "The conventional network with a Gaussian posterior of all its weights; noise, prior "
+            "and temperature by held-out data.",
+            by_targets, _of_all_weights,
         ),
     },
 }

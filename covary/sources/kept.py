@@ -85,6 +85,12 @@ class Posterior(Kept):
         return {path: float(value) for path, value in self.named("prior/").items()}
 
     @property
+    def temperature(self) -> float:
+        """What the variance of the weights was multiplied by, to fit held-out data."""
+        value = self._buffers.get("temperature")
+        return 1.0 if value is None else float(value)
+
+    @property
     def log_marginal(self) -> float:
         """The logarithm of the marginal likelihood of the training data, by Laplace's method."""
         value = self._buffers.get("log_marginal")
@@ -102,6 +108,7 @@ class Posterior(Kept):
         model: nn.Module,
         *,
         linearised: bool = True,
+        temperature: float = 1.0,
         log_marginal: float = math.nan,
         noise: Tensor | None = None,
     ) -> None:
@@ -114,6 +121,7 @@ class Posterior(Kept):
             )
         self.keep("prior/", {path: torch.tensor(value) for path, value in prior.items()})
         self._buffers["log_marginal"] = torch.tensor(log_marginal, dtype=torch.float64)
+        self._buffers["temperature"] = torch.tensor(temperature)
         self._buffers["fitted_to"] = _sums_of(_tensors_of(model))
         if linearised:
             self._buffers["linearised"] = torch.tensor(True)
@@ -147,7 +155,9 @@ class Posterior(Kept):
 
     def __repr__(self) -> str:
         prior = ", ".join(f"{path} {value:.3g}" for path, value in self.prior_precision.items())
-        return f"Posterior({f'prior precision: {prior}' if prior else 'empty'})"
+        if not prior:
+            return "Posterior(empty)"
+        return f"Posterior(temperature {self.temperature:.3g}; prior precision: {prior})"
 
 
 def _tensors_of(model: nn.Module) -> list[Tensor]:

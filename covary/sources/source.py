@@ -142,10 +142,12 @@ class Targets(Source):
     var: Tensor
 
     def variance(self, mean: Tensor, var: Tensor) -> Tensor:
-        return self.var
+        return self.var.to(mean)
 
     def draw(self, value: Tensor, generator: torch.Generator) -> Tensor:
-        return value + self.var.sqrt() * torch.empty_like(value).normal_(generator=generator)
+        return value + self.var.to(value).sqrt() * torch.empty_like(value).normal_(
+            generator=generator
+        )
 
 
 @dataclass(frozen=True)
