@@ -60,7 +60,7 @@ USED_BY = {
 OPTIONAL = {"notes", "arrays_sha256", "predictions_sha256", "fidelity", "scores"}
 OPTIONAL |= {"calibration", "by_target", "verdict", "kind", "classes", "missing", "temperature"}
 OPTIONAL |= {"offset", "data", "training_samples", "validation_samples", "test_samples"}
-OPTIONAL |= {"processes", "device"}
+OPTIONAL |= {"processes", "device", "budget"}
 Damage = Callable[[Path], None]
 
 
