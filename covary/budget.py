@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+# What sources are; names of sources begin with these.
+KINDS = ("input", "noise", "dropout", "weights")
 # What more data for training could remove; all else stays however much there is.
 REMOVABLE = "weights"
 

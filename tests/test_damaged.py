@@ -75,7 +75,7 @@ COMPARED = {
 OPTIONAL = {"notes", "arrays_sha256", "predictions_sha256", "fidelity", "scores"}
 OPTIONAL |= {"calibration", "by_target", "verdict", "kind", "classes", "missing", "temperature"}
 OPTIONAL |= {"offset", "data", "training_samples", "validation_samples", "test_samples"}
-OPTIONAL |= {"processes", "device"}
+OPTIONAL |= {"processes", "device", "budget"}
 # Of settings and numbers of a comparison.
 OPTIONAL |= {"covariance", "chosen", "members", "dropout", "samples", "epsilon", "attacked"}
 Damage = Callable[[Path], None]

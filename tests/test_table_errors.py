@@ -12,6 +12,7 @@ import torch
 import covary
 from covary.compare import compare
 from covary.data import DataError, read_table
+from covary.files import FileError
 from covary.report import write
 from covary.report.figures_budget import average, by_input
 from covary.report.words import removable
@@ -305,6 +306,21 @@ def test_weights_are_what_more_data_could_remove():
     budget = BudgetResult(samples=9, sources=shares, kinds=shares, removable=0.25)
     assert removable(budget) == "More training data could remove 25.0% (weights), and 75.0% not."
     assert average(budget, 1).alt.endswith("noise 75.0%; weights 25.0%.")
+
+
+def test_a_budget_that_nobody_measured_is_refused():
+    whole = {"samples": 9, "sources": {"noise at a": 1.0}, "kinds": {"noise": 1.0}, "removable": 0}
+    assert decoded(BudgetResult, whole, "x").sources == {"noise at a": 1.0}
+    bars = {"stddev": [1.0], "exact": [0.5], "gallery": {"3": [[1.0], [0.5]]}}
+    row = {"index": 4, "sources": {"noise at a": 1.0}}
+    for wrong, expected in (
+        ({"sources": {"magic": 1.0}}, "'magic' is no source"),
+        ({"sources": {}}, "'sources' is empty"),
+        ({"errors": bars, "gallery": [row]}, "not of the same outputs and inputs"),
+        ({"errors": {**bars, "exact": []}}, "not of the same outputs and inputs"),
+    ):
+        with pytest.raises(FileError, match=expected):
+            decoded(BudgetResult, whole | wrong, "x")
 
 
 def test_small_sources_are_drawn_as_one():

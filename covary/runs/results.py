@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
+from covary.budget import KINDS, kind_of
 from covary.covariance import exact_units
 from covary.files import FileError, read_arrays, read_bytes, write_arrays
 from covary.nn.fidelity import FidelityRow
@@ -214,6 +215,21 @@ class BudgetResult:
     ratio: float | None = None  # variances of draws over computed ones
     gallery: tuple[BudgetOfInput, ...] = ()
     errors: ErrorBars | None = None  # of tables that have columns of errors
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in (*self.sources, *self.kinds) if kind_of(name) not in KINDS]
+        if unknown:
+            raise ValueError(f"{unknown[0]!r} is no source; they begin with {', '.join(KINDS)}")
+        if not self.sources:
+            raise ValueError("'sources' is empty")
+        if self.errors is not None:
+            outputs = {len(each) for each in (self.errors.stddev, self.errors.exact)}
+            outputs |= {len(each) for pair in self.errors.gallery.values() for each in pair}
+            without = [
+                one.index for one in self.gallery if str(one.index) not in self.errors.gallery
+            ]
+            if len(outputs) > 1 or without:
+                raise ValueError("'errors' are not of the same outputs and inputs as 'gallery'")
 
 
 @dataclass(frozen=True, kw_only=True)
