@@ -240,11 +240,12 @@ def test_the_evaluation_says_what_the_variance_is_made_of(run):
     assert run.evaluation is not None
     assert run.evaluation.budget == budget
     noise = ("noise on scaled inputs", "noise at activation1", "noise at activation2")
-    assert set(budget.sources) == {"input", *noise}
+    weights = {f"weights of linear{layer}" for layer in (1, 2, 3)}
+    assert set(budget.sources) == {"input", *noise, *weights}
     for shares in (budget.sources, budget.kinds, *(one.sources for one in budget.gallery)):
         assert sum(shares.values()) == pytest.approx(1)
-    assert set(budget.kinds) == {"input", "noise"}
-    assert budget.removable == 0
+    assert set(budget.kinds) == {"input", "noise", "weights"}
+    assert budget.removable == budget.kinds["weights"] > 0
     assert budget.columns == {"heat": pytest.approx(budget.kinds["input"])}
     assert run.predictions is not None
     test, errors = run.predictions["test"], budget.errors
@@ -258,7 +259,8 @@ def test_the_evaluation_says_what_the_variance_is_made_of(run):
     assert errors.gallery[str(index)][1][0] == pytest.approx(exact[index].item(), rel=1e-4)
     # What the share of the input says and what leaving the errors out gives agree.
     rest = 1 - (np.array(errors.exact[0]) / errors.stddev[0]) ** 2
-    assert rest == pytest.approx(budget.kinds["input"], abs=0.15)
+    share = budget.kinds["input"] / (1 - budget.removable)
+    assert rest == pytest.approx(share, abs=0.15)
 
 
 def test_the_terminal_and_the_page_show_the_budget(run):

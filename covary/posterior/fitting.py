@@ -37,6 +37,7 @@ def fit(
     likelihood: str | None = None,
     prior_precision: str | float = "marginal",
     held_out: Any = None,
+    total: int | None = None,
     noise_variance: float | Tensor | None = None,
     linearised: bool = True,
     progress: bool = True,
@@ -63,6 +64,8 @@ def fit(
         held_out: data that the network was not trained on, as ``data``. By their likelihood, a
             temperature is chosen that all variances of weights are multiplied by: layers are taken
             as independent, and so vary too much. In regression the noise comes from them, too.
+        total: how many training samples there are, if ``data`` are a part of them: a few thousand
+            tell as much about the curvature, in less time.
         noise_variance: in regression, the variance of targets around outputs: a number, or one for
             each output; None estimates it by the average squared error on ``held_out`` or ``data``.
             It is added to the output as ``noise at targets``.
@@ -95,8 +98,12 @@ def fit(
         log_likelihood, count = log_likelihood_of(new, data, task, steps)
         if structure == "kronecker":
             weights = bases(new, data, task, weights, count, steps)
-        curvatures = curvatures_of(new, data, task, weights, steps)
-        found = Found(new, weights, curvatures, task, log_likelihood, linearised)
+        more = 1.0 if total is None else _checked_total(total, count) / count
+        curvatures = {
+            path: each * more
+            for path, each in curvatures_of(new, data, task, weights, steps).items()
+        }
+        found = Found(new, weights, curvatures, task, log_likelihood * more, linearised)
         _use_prior(found, prior_precision, data, held_out, steps)
         track(new, inputs_of(data), progress=False)
     if fixed and layers == "all":
@@ -107,6 +114,14 @@ def fit(
             stacklevel=2,
         )
     return new
+
+
+def _checked_total(total: int, count: int) -> int:
+    if isinstance(total, bool) or not isinstance(total, int) or total < count:
+        raise ValueError(
+            f"total is the number of all training samples, {count} or more here, got {total!r}."
+        )
+    return total
 
 
 def _task(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from covary import activations
+from covary import activations, posterior
 from covary.budget import REMOVABLE, Budget
 from covary.convert import Converted, convert
 from covary.inputs import in_batches
@@ -26,6 +26,8 @@ from covary.training.batches import shuffled
 # Inputs to measure on: a few seconds, for rows of tables and for images.
 _ROWS, _IMAGES = 128, 64
 _BATCH = 128
+# Training data that the posterior of weights is fitted to, and held-out ones, at most.
+_FITTED = 2048
 # Noise that enters behind these layers, which stand before the first moments.
 _NAMES = {
     "noise at standardize": "noise on scaled inputs",
@@ -54,6 +56,7 @@ def measure(run: Run, net: nn.Module, test: Predictions) -> tuple[BudgetResult |
         return None, [
             "There is no budget of the variance: nothing varies in this network, as its noise is 0."
         ]
+    converted, notes = _with_weights(run, front, converted)
     count = _IMAGES if model.is_image else _ROWS
     _, rows = validation_rows(len(run.data.x), run.config)
     # Keys beyond any epoch; the first is that of tracking.
@@ -87,7 +90,31 @@ def measure(run: Run, net: nn.Module, test: Predictions) -> tuple[BudgetResult |
             for i, index in enumerate(test.input_index)
         ),
         errors=bars,
-    ), []
+    ), notes
+
+
+def _with_weights(
+    run: Run, front: Callable[[Any], Any], net: Converted
+) -> tuple[Converted, list[str]]:
+    """The network with a posterior of its weights, by some of its training data.
+
+    Where there is none, the network as it is, and why.
+    """
+    held, rows = validation_rows(len(run.data.x), run.config)
+    seed, device = run.config.training.seed, next(net.parameters()).device
+    some = rows[shuffled(len(rows), seed, 2**31 + 3)[:_FITTED]]
+    with torch.no_grad():
+        data, held_out = (
+            (front(run.data.x[each].to(device)), run.data.y[each].to(device))
+            for each in (some, held[:_FITTED])
+        )
+    known = held_out if len(held) else None
+    try:
+        with quietly():
+            fitted = posterior.fit(net, data, total=len(rows), held_out=known, progress=False)
+    except ValueError as error:
+        return net, [f"In the budget of the variance, weights are taken as known: {error}"]
+    return fitted, []
 
 
 def _divided(net: nn.Sequential) -> tuple[Callable[[Any], Any], nn.Sequential]:
@@ -113,11 +140,14 @@ def _budget(
 ) -> tuple[Budget, dict[str, float]]:
     """The budget of the output, and the average share of each input column that has errors."""
     out: Moments = net(x)
-    budget = Budget({_NAMES.get(name, name): part for name, part in out.budget().items()})
+    parts = {_NAMES.get(name, name): part for name, part in out.budget().items()}
+    # What targets vary by around the output is no part of the variance of the output itself.
+    parts.pop("noise at targets", None)
+    budget = Budget(parts)
     if not isinstance(x, Moments) or not features:
         return budget, {}
-    parts = out.budget("input") / budget.total[..., None]
-    shares = parts.double().nan_to_num().mean((0, 1)).tolist()
+    by_feature = out.budget("input") / budget.total[..., None]
+    shares = by_feature.double().nan_to_num().mean((0, 1)).tolist()
     with_errors = x.variance.amax(0).tolist()
     named = zip(features, shares, with_errors, strict=True)
     return budget, {name: share for name, share, error in named if error}
