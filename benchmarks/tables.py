@@ -418,17 +418,17 @@ def dropout() -> str:
 
 def sources() -> str:
     rows = load("sources")["networks"]
-    names = list(next(iter(rows.values()))["errors"])
-    lines = [
-        [
-            name,
-            *(tables_networks.error_of(row["errors"][name]["variance"]) for row in rows.values()),
+    names = dict.fromkeys(name for row in rows.values() for name in row["errors"])
+    lines = []
+    for name in names:
+        found = [row["errors"].get(name) for row in rows.values()]
+        cells = [
+            "" if each is None else tables_networks.error_of(each["variance"]) for each in found
         ]
-        for name in names
-    ]
+        lines.append([name, *cells])
     for name in next(iter(rows.values()))["over noise"]:
-        found = [f"{row['over noise'][name]:.2f}" for row in rows.values()]
-        lines.append([f"time over noise alone: {name}", *found])
+        times = [f"{row['over noise'][name]:.2f}" for row in rows.values()]
+        lines.append([f"time over that with noise alone: {name}", *times])
     return markdown(["error of the variance", *rows], lines)
 
 

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from covary.convert import Converted, check_has_moments
+from covary.convert import Converted, check_has_moments, convert
 from covary.covariance.sweep import Swept
 from covary.inputs import arguments, batch_of, leaves, repeated
 from covary.linalg import is_finite
 from covary.models import left_alone
 from covary.moments import Moments
+from covary.nn import Dropout
 from covary.progress import Steps, shown
 from covary.stochastic.comparison import Comparison, Error, compare
 from covary.stochastic.sampling import sample_steady
@@ -110,7 +111,9 @@ def verify(
     with shown(progress) as steps:
         if isinstance(net, Converted):
             with left_alone(net.model):
-                found = _drawn(net, x, each, seed, steps)
+                found = _drawn(net, net, x, each, seed, steps)
+        elif any(isinstance(layer, Dropout) and layer.as_noise for layer in net.modules()):
+            found = _drawn(convert(net), net, x, each, seed, steps)  # which draws masks
         else:
             estimates = sample_steady(
                 net, x, copies=each * GROUPS, groups=GROUPS, seed=seed, progress=steps
@@ -123,15 +126,15 @@ def verify(
 
 
 def _drawn(
-    net: Converted, x: Any, each: int, seed: int, steps: Steps
+    net: Converted, verified: nn.Module, x: Any, each: int, seed: int, steps: Steps
 ) -> dict[str, tuple[Estimate, Moments]]:
-    """By the name of an output, what draws say of it, and its moments."""
+    """By the name of an output, what draws of ``net`` say of it, and moments of ``verified``."""
     args, named = arguments(net.model, x, has_labels=False)
     batch = batch_of((args, named), net.batch_dim)
     if not batch:
         raise ValueError("verify needs one sample at least, got an empty batch.")
     axes = leaves(net.batch_axes((args, named)))
-    outputs = leaves(net(*args, **named))
+    outputs = leaves(verified(*args, **named))
     outputs = {name: out for name, out in outputs.items() if isinstance(out, Moments)}
     most = min(_AT_ONCE, batch * _NUMBERS // max(map(_widest, outputs.values())))
     moments = {name: _some_outputs(out) for name, out in outputs.items()}
