@@ -207,7 +207,9 @@ def main() -> None:
     torch.set_num_threads(threads)
     found = {"masks": DRAWS, "digits": DIGITS, "networks": rows}
     broken = broken_promises(found)
-    tables.publish("dropout", "make bench", 0, found, shown=[tables.dropout], broken=broken)
+    tables.publish(
+        "dropout", "python -m benchmarks.dropout", 0, found, shown=[tables.dropout], broken=broken
+    )
 
 
 if __name__ == "__main__":

@@ -470,19 +470,44 @@ def dropout() -> str:
     )
 
 
+def dropout_in_short() -> str:
+    rows = load("dropout")["networks"]
+    masks = ("12 masks", "30 masks")
+
+    def line(name: str, title: str) -> list[str]:
+        found = [
+            row["error of the variance"][name]
+            if name in masks
+            else row["errors"][name]["variance"]["value"]
+            for row in rows.values()
+        ]
+        passes = sorted(round(row["over plain"][name]) for row in rows.values())
+        span = dict.fromkeys((passes[0], passes[-1]))
+        return [title, *map(percent, found), " to ".join(map(str, span))]
+
+    return markdown(
+        ["error of the variance", *(f"p = {rate}" for rate in rows), "plain passes"],
+        [
+            line("tracked", "**no masks, tracked covariance**"),
+            line("full", "no masks, full covariance"),
+            *(line(name, name) for name in masks),
+        ],
+    )
+
+
 def sources() -> str:
     rows = load("sources")["networks"]
-    names = list(next(iter(rows.values()))["errors"])
-    lines = [
-        [
-            name,
-            *(tables_networks.error_of(row["errors"][name]["variance"]) for row in rows.values()),
+    names = dict.fromkeys(name for row in rows.values() for name in row["errors"])
+    lines = []
+    for name in names:
+        found = [row["errors"].get(name) for row in rows.values()]
+        cells = [
+            "" if each is None else tables_networks.error_of(each["variance"]) for each in found
         ]
-        for name in names
-    ]
+        lines.append([name, *cells])
     for name in next(iter(rows.values()))["over noise"]:
-        found = [f"{row['over noise'][name]:.2f}" for row in rows.values()]
-        lines.append([f"time over noise alone: {name}", *found])
+        times = [f"{row['over noise'][name]:.2f}" for row in rows.values()]
+        lines.append([f"time over that with noise alone: {name}", *times])
     return markdown(["error of the variance", *rows], lines)
 
 
@@ -524,6 +549,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "flips": flips,
     "flip causes": flip_causes,
     "dropout": dropout,
+    "dropout in short": dropout_in_short,
     "sources": sources,
     "uci": uci,
     "attacks": attacks,

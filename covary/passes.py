@@ -779,6 +779,13 @@ class MomentPass(Pass):
             return measured
         return spread * (measured / level.clamp(min=torch.finfo(level.dtype).tiny))
 
+    def observed(self, x: Varying) -> Tensor:
+        """The variance of each element that goes into a call whose rule ``is_observed``."""
+        name = self.named()
+        self.axes[name] = x.samples.axes
+        with torch.no_grad():
+            return self.variance(name, x)
+
     def measured(self, name: str, value: Tensor, samples: Samples) -> Tensor:
         """(1 along the batch, else as the value or 1) what was measured at a call."""
         if not self.known:
@@ -873,6 +880,8 @@ class DrawPass(Pass):
         """The function itself, of draws."""
         if rule.activation is not None:
             return self._activated(rule, args, kwargs)
+        if rule.is_observed:
+            self.observe(self.named(), [args[0].numbers])
         if rule.is_pair:
             values = varying_in([*args, *kwargs.values()])
             if len(values) == 2:

@@ -583,3 +583,13 @@ def test_sparse_buffers_are_no_obstacle():
     model = nn.Sequential(nn.Linear(4, 3)).eval()
     model.register_buffer("adjacency", torch.eye(3).to_sparse())
     assert covary.convert(model, noise=0.1)(torch.ones(2, 4)).mean.shape == (2, 3)
+
+
+@pytest.mark.parametrize("covariance", ["full", "tracked:100"])
+def test_chains_with_dropout_as_noise_are_verified_by_masks(covariance):
+    torch.manual_seed(0)
+    net = covary.mlp([4, 32, 16, 3], noise=0.1, dropout=0.2, covariance=covariance).eval()
+    x = torch.randn(4, 4)
+    found = covary.verify(covary.with_dropout(net), x, draws=4000, progress=False)
+    assert found.mean.value < 0.03
+    assert found.variance.value < 0.06

@@ -257,3 +257,22 @@ def test_transformers_with_a_padding_mask():
         truth = model(x, src_key_padding_mask=mask)
     torch.testing.assert_close(found.mean[~mask], truth[~mask], rtol=1e-3, atol=1e-4)
     assert found.variance.isfinite().all()
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(16), nn.RMSNorm(16)])
+def test_normalisation_divides_by_what_varying_values_have(norm):
+    """Values that vary as much as they differ have twice the average square of their means."""
+    torch.manual_seed(0)
+    nn.init.uniform_(norm.weight, 0.5, 1.5)
+    x = torch.randn(64, 16)
+    net = covary.convert(nn.Sequential(norm, nn.Linear(16, 3)).eval(), noise={"input": 0.7})
+    covary.track(net, x)
+    found = covary.verify(net, x[:4], draws=8000, progress=False)
+    assert found.mean.value < 0.05
+    assert found.variance.value < 0.15
+    # At the mean alone, both would be too large by a third and more.
+    drawn = torch.stack(
+        [net.draw(x, generator=torch.Generator().manual_seed(i)) for i in range(64)]
+    )
+    at_the_mean = net.model(x).detach()
+    assert (at_the_mean - drawn.mean(0)).norm() > 2 * (net(x).mean - drawn.mean(0)).norm()

@@ -145,16 +145,39 @@ for _count in (1, 2, 3):
     _adaptive(_count)
 
 
-@rule("layer_norm", "rms_norm")
+@rule("layer_norm", "rms_norm", is_observed=True)
 def layer_norm(x: Varying, normalized_shape: Sequence[int], *args: Any, **kwargs: Any) -> Varying:
-    """Over the last dimensions."""
-    dims, mean = list(range(-len(normalized_shape), 0)), x.numbers
-    value = _applied(_last(len(dims)), LINEARISED, x, normalized_shape, *args, **kwargs)
-    weight = kept(x.run, kwargs.get("weight", args[0] if args else None))
+    """Over the last dimensions; linearised, where the average square is that of a varying value.
+
+    (x - average) / sqrt(average square + average variance + eps) * weight + bias.
+    """
+    run, dims = x.run, counted(x, range(-len(normalized_shape), 0))
+    fixed(x, dims)
+    is_centred = run.function.__name__ == "layer_norm"
+    names = ("weight", "bias", "eps") if is_centred else ("weight", "eps")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    var = run.observed(x).expand(x.numbers.shape).mean(dims, keepdim=True)
+    eps = given.get("eps", 1e-5 if is_centred else None)
+    var = var + (torch.finfo(var.dtype).eps if eps is None else eps)
+    apart = x.numbers - x.numbers.mean(dims, keepdim=True) if is_centred else x.numbers
+    scale = torch.rsqrt(apart.square().mean(dims, keepdim=True) + var)
+    unit, weight = apart * scale, given.get("weight")
+    mean = unit if weight is None else unit * weight
+    mean = mean if given.get("bias") is None else mean + given["bias"]
+    mean = run.function(x.numbers, normalized_shape, *args, **kwargs) if run.is_still else mean
+    weight = kept(run, weight)
+    if not run.tape.is_supervised:
+        unit, scale = unit.detach(), scale.detach()
+
+    def pull(rows: Tensor) -> Tensor:
+        rows = rows if weight is None else rows * weight
+        behind = [dim + 1 for dim in dims]
+        along = unit * (rows * unit).mean(behind, keepdim=True)
+        along = along + rows.mean(behind, keepdim=True) if is_centred else along
+        return (rows - along) * scale
 
     def spread(v: Tensor) -> Tensor:
         # Of each element by itself: divided by the deviation of all, times the scale.
-        by = v / mean.var(dims, correction=0, keepdim=True).clamp(min=1e-12)
-        return by if weight is None else by * weight.square()
+        return v * scale.square() if weight is None else v * (scale * weight).square()
 
-    return estimated(value, [x], spread)
+    return estimated(mapped(x, mean, pull, kind=LINEARISED), [x], spread)

@@ -43,6 +43,7 @@ class Rule(NamedTuple):
     increasing: Callable[..., bool] | None = None
     is_composed: bool = False  # ``apply`` is made of other torch functions, which have rules
     is_pair: bool = False  # of two arguments that vary, the covariance has to be measured
+    is_observed: bool = False  # the variance of the first argument has to be measured
     is_moving: bool = False  # elements are put elsewhere, each with its sample
     is_choice: bool = False  # the result holds for the means, and does not vary
     lifts: bool = False  # noise enters what it makes of values that do not vary

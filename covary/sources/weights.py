@@ -8,7 +8,7 @@ the sum of (left^T G right)^2 variance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,10 @@ from torch import Tensor
 from covary.covariance.samples import Samples
 from covary.covariance.terms import DROPOUT, WEIGHTS, Term
 
-# Numbers of the largest tensor while rows meet weights: 64 MB in single precision.
+# Numbers of the largest tensor while weights are drawn: 64 MB in single precision.
 _NUMBERS_AT_A_TIME = 2**24
+# The same while rows meet weights: 2 MB, which stay in the cache until they are used.
+_NUMBERS_IN_CACHE = 2**19
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +121,8 @@ class WeightTerm(Term):
             flat = turned[:, :, 0].transpose(0, 1)  # (B, r, m)
             return (flat * self._variances()) @ flat.mT
         total = torch.cat([g @ g.mT for g in self._gradients(turned)])
-        return total + torch.einsum("rbtm,sbtm->brs", turned * self.more, turned)
+        flat = (turned * self.more.sqrt()).transpose(0, 1).flatten(2)
+        return total.baddbmm_(flat, flat.mT)
 
     def variances(self, rows: Tensor) -> Tensor:
         turned = self._turned(rows)
@@ -137,12 +140,19 @@ class WeightTerm(Term):
         """(B, 1, m) of layers with one position."""
         return self.weights.spread(self.inputs().square()) + self.more
 
-    def _gradients(self, turned: Tensor) -> Sequence[Tensor]:
+    def _gradients(self, turned: Tensor) -> Iterator[Tensor]:
         """(b, r, m n) gradients times the deviations of the weights, of some samples at a time."""
         root = self.weights.variance.sqrt()
-        step = max(1, _NUMBERS_AT_A_TIME // (len(turned) * root.numel()))
+        step = max(1, _NUMBERS_IN_CACHE // (len(turned) * root.numel()))
         pairs = zip(torch.split(turned, step, 1), torch.split(self.inputs(), step), strict=True)
-        return [((rows.mT @ inputs) * root).flatten(2).transpose(0, 1) for rows, inputs in pairs]
+        return (_gradient(rows, inputs, root) for rows, inputs in pairs)
+
+
+def _gradient(rows: Tensor, inputs: Tensor, root: Tensor) -> Tensor:
+    """(b, r, m n) of rows (r, b, T, m), inputs (b, T, n): one product for all rows of a sample."""
+    r, b, _, m = rows.shape
+    found = rows.permute(1, 0, 3, 2).reshape(b, r * m, -1) @ inputs
+    return found.view(b, r, *root.shape).mul_(root).flatten(2)
 
 
 @dataclass(frozen=True, eq=False)
