@@ -24,6 +24,7 @@ SCRIPTS = (
     "convert_from_a_module_on",
     "convert_and_fine_tune",
     "sources_of_error",
+    "gap_in_the_data",
     "pendulum",
     "learn_the_variance",
     "attack_and_notice",
