@@ -419,6 +419,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pretrained shifts": tables_networks.pretrained_shifts,
     "pretrained separation": tables_networks.pretrained_separation,
     "molecules": tables_networks.molecules,
+    "posterior": tables_networks.posterior,
     "sampling cost": sampling_cost,
     "uci": uci,
     "attacks": attacks,

@@ -16,6 +16,7 @@ from benchmarks import (
     converted,
     lif,
     parity,
+    posterior,
     replicas,
     results,
     sampling_cost,
@@ -226,6 +227,7 @@ def test_stored_measurements_keep_the_promises():
     assert uncertainty.broken_promises(results.load("uncertainty")) == []
     assert lif.broken_promises(results.load("lif")) == []
     assert spiking.broken_promises(results.load("spiking")) == []
+    assert posterior.broken_promises(results.load("posterior")) == []
     for row in results.load("replicas"):
         assert row["times faster"] >= replicas.LEAST_TIMES_FASTER
         assert max(row["difference of means"], row["difference of stddevs"]) < 1e-4
