@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import covary
-from benchmarks import results
+from benchmarks import results, tables, tables_networks
 from covary.compare import Members, Method, Prediction, by_average, by_expectation, laplace
 from covary.compare.methods import rows_of
 from covary.data import Dataset
@@ -149,12 +149,50 @@ def summary(every: Mapping[str, Any]) -> dict[str, Any]:
         name: {
             metric: {
                 "mean": float(np.mean([one["rows"][name][metric] for one in every.values()])),
-                "stddev": float(np.std([one["rows"][name][metric] for one in every.values()])),
+                "stddev": _stddev([one["rows"][name][metric] for one in every.values()]),
             }
             for metric in row
         }
         for name, row in first.items()
     }
+
+
+def _stddev(values: Sequence[float]) -> float:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+# A pass with weights of all layers takes at most so many times one without them.
+MOST_TIMES_A_SWEEP = 3.0
+
+
+def broken_promises(found: Mapping[str, Any]) -> list[str]:
+    """What the project promises and these measurements do not keep."""
+    rows = {
+        name: {key: each["mean"] for key, each in row.items()}
+        for name, row in found["summary"].items()
+    }
+    plainly, last, ours = (
+        rows[name]
+        for name in (
+            "plain: max_probability",
+            "last-layer Laplace: expected_max",
+            "posterior: expected_max",
+        )
+    )
+    broken = []
+    if ours["nll"] > min(plainly["nll"], last["nll"]):
+        broken.append(
+            "its NLL is no worse than that of the plain network and of last-layer Laplace"
+        )
+    for name in OOD:
+        if ours[f"auroc_ood_{name}"] < last[f"auroc_ood_{name}"]:
+            broken.append(f"it finds {name} as well as last-layer Laplace")
+    if ours["auroc_errors"] < plainly["auroc_errors"]:
+        broken.append("it finds errors as well as max-softmax")
+    cost = found["costs"]
+    if cost["posterior"] > MOST_TIMES_A_SWEEP * cost["sweep without weights"]:
+        broken.append(f"a pass takes at most {MOST_TIMES_A_SWEEP:g} times one without weights")
+    return broken
 
 
 def main() -> None:
@@ -165,7 +203,14 @@ def main() -> None:
     done = [seed for seed in SEEDS if (FOLDER / f"seed-{seed}" / "measured.json").exists()]
     every = {str(seed): measured(seed) for seed in done}
     found = {"seeds": every, "summary": summary(every), "costs": costs_of(done[0])}
-    print(results.save("posterior", "python -m benchmarks.posterior", 0, found))
+    tables.publish(
+        "posterior",
+        "python -m benchmarks.posterior",
+        0,
+        found,
+        shown=[tables_networks.posterior],
+        broken=broken_promises(found),
+    )
 
 
 if __name__ == "__main__":

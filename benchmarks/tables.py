@@ -545,6 +545,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pretrained separation": tables_networks.pretrained_separation,
     "molecules": tables_networks.molecules,
     "pendulum": tables_networks.pendulum,
+    "posterior": tables_networks.posterior,
     "sampling cost": sampling_cost,
     "flips": flips,
     "flip causes": flip_causes,

@@ -262,6 +262,33 @@ def _passes(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
 
+def posterior() -> str:
+    measured = load("posterior")
+    found = measured["summary"]
+    passes = {"plain": 1.0, "posterior": measured["costs"]["expected softmax"]}
+    metrics = {
+        "nll": "NLL", "ece": "ECE", "auroc_errors": "AUROC, errors",
+        "auroc_ood_notmnist": "AUROC, notmnist", "auroc_ood_fashion-mnist": "AUROC, fashion-mnist",
+    }  # fmt: skip
+    digits = {"nll": 4, "ece": 4}
+
+    def cell(row: dict[str, dict[str, float]], metric: str) -> str:
+        places = digits.get(metric, 3)
+        return f"{row[metric]['mean']:.{places}f} ± {row[metric]['stddev']:.{places}f}"
+
+    return markdown(
+        ["method: score", *metrics.values(), "inference"],
+        [
+            [
+                name.replace("_", " "),
+                *(cell(row, metric) for metric in metrics),
+                f"{passes[name.split(':')[0]]:.1f}" if name.split(":")[0] in passes else "",
+            ]
+            for name, row in found.items()
+        ],
+    )
+
+
 def molecules() -> str:
     found = load("molecules")["ranks"]
     ways = list(found["all"])

@@ -360,7 +360,8 @@ class Converted(nn.Module):
             spreads = {name: DrawnVariances(axes) for name, axes in look.axes.items()}
 
             def observe(name: str, values: Sequence[Tensor]) -> None:
-                spreads[name].add(values)
+                if name in spreads:  # nonlinearities that see no variance need none
+                    spreads[name].add(values)
 
             for _ in range(draws if spreads or watch is not None else 0):
                 run = DrawPass(

@@ -27,7 +27,7 @@ from covary.covariance.terms import INPUT, IndependentTerm, Response, Term
 from covary.linalg import summed_to
 from covary.moments import Moments
 from covary.nn.layers import mean_of_constant_variance
-from covary.rules import EXACT, MATCHED, PRODUCT, RULES, Rule
+from covary.rules import EXACT, LINEARISED, MATCHED, PRODUCT, RULES, Rule
 from covary.settings import covariance_grad, covariance_is_supervised, is_autocast, without_autocast
 from covary.sources import (
     NO_NOISE,
@@ -119,6 +119,7 @@ class Pass(ABC):
     def __init__(self, plan: Plan, *, start: str | None, batch_dim: int) -> None:
         self.plan = plan
         self.is_still = plan.is_none  # whether nothing varies, errors of the inputs included
+        self.is_linear = plan.is_linear  # whether no nonlinearity sees any variance
         self._weights = plan.weights_by_identity()
         self.batch_dim = batch_dim
         self._start = start
@@ -179,7 +180,7 @@ class Pass(ABC):
             return self.lift(value if value.dtype == torch.float64 else value.float(), INPUT)
 
         if has_errors(inputs):
-            self.is_still = False
+            self.is_still = self.is_linear = False
         return pytree.tree_map(one, inputs, is_leaf=lambda each: isinstance(each, Moments))
 
     def _at_input(self, errors: InputErrors | None) -> list[Source]:
@@ -622,6 +623,10 @@ class MomentPass(Pass):
             value = x.numbers.clone() if rule.in_place else x.numbers
             mean = self.function(value, *rest, **kwargs)
             return self.write(MATCHED, mean, [x], lambda _: (None,), x.samples)
+        if self.is_linear and activation.neuron is None:
+            return self._linear_site(
+                x, activation, self.function(x.numbers.clone(), *rest, **kwargs)
+            )
         value = self.site(x, activation)
         if rule.increasing is None or not rule.increasing(*rest, **kwargs):
             value.into_activation = None
@@ -648,6 +653,15 @@ class MomentPass(Pass):
         if kind != MATCHED and kind != PRODUCT:
             self.note(kind)
         return Varying(mean, self, node, samples, view_of)
+
+    def _linear_site(self, x: Varying, activation: MomentActivation, mean: Tensor) -> Varying:
+        """An elementwise nonlinearity at no variance: its slope is all that rows see."""
+        self.calls.append(Call(self.named(), LINEARISED))
+        assert self.tape is not None
+        gain = activation.slope(x.numbers.detach())
+        node = self.tape.add([x.node], lambda rows: (rows * gain,), None, gain)
+        self.tape.widest = max(self.tape.widest, mean.numel())
+        return Varying(mean, self, node, x.samples)
 
     def site(self, x: Varying, activation: MomentActivation) -> Varying:
         """An elementwise nonlinearity: mean, gain and excess at the variance measured there."""

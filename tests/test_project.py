@@ -18,6 +18,7 @@ from benchmarks import (
     flips,
     lif,
     parity,
+    posterior,
     replicas,
     results,
     sampling_cost,
@@ -248,6 +249,7 @@ def test_stored_measurements_keep_the_promises():
     assert sources.broken_promises(results.load("sources")) == []
     assert spiking.broken_promises(results.load("spiking")) == []
     assert flips.broken_promises(results.load("flips")) == []
+    assert posterior.broken_promises(results.load("posterior")) == []
     for row in results.load("replicas"):
         assert row["times faster"] >= replicas.LEAST_TIMES_FASTER
         assert max(row["difference of means"], row["difference of stddevs"]) < 1e-4

@@ -68,6 +68,7 @@ class Tape:
         self.widest = 1
         self.axes: dict[str, int] = {}
         self._nodes: list[Node] = []
+        self._varies: list[bool] = []  # whether any source enters a value, or one before it
         self._used: dict[int, tuple[Tensor, int]] = {}
 
     def add(
@@ -79,16 +80,18 @@ class Tape:
     ) -> int:
         """Write down a value, and give its index."""
         self._nodes.append(Node(tuple(parents), pull, term, gain))
+        self._varies.append(term is not None or any(self._varies[parent] for parent in parents))
         return len(self._nodes) - 1
 
     def set_term(self, at: int, term: Term) -> None:
         """Let another source add to a value."""
         self._nodes[at] = self._nodes[at]._replace(term=term)
+        self._varies[at] = True  # as all values behind it do: it is asked of those that have terms
 
     def branch(self) -> Tape:
         """A tape that goes on from here: what is added to it, this one does not keep alive."""
         tape = copy.copy(self)
-        tape._nodes = list(self._nodes)
+        tape._nodes, tape._varies = list(self._nodes), list(self._varies)
         return tape
 
     def uses(self, tensor: Tensor) -> None:
@@ -117,6 +120,8 @@ class Tape:
             parents, pull, term, gain = self._nodes[index]
             more = None if term is None else meet(term, here)
             is_own = index in own
+            if not any(self._varies[parent] for parent in parents):
+                continue
             pulled = pull(here) if gain is None or not is_own else [here.mul_(gain)]
             if more is not None:
                 pulled = [_added(part, extra) for part, extra in zip(pulled, more, strict=True)]

@@ -219,6 +219,12 @@ class Plan:
         return bool(found)
 
     @property
+    def is_linear(self) -> bool:
+        """Whether nothing varies but weights that outputs are taken as linear in."""
+        alone = not self.has_sources and not self._connections
+        return alone and self.posterior.is_linearised
+
+    @property
     def linearised(self) -> set[str]:
         """Names of the calls of layers whose outputs are linear in how their weights vary."""
         paths = self.posterior.prior_precision if self.posterior.is_linearised else ()
