@@ -416,9 +416,34 @@ def dropout() -> str:
     )
 
 
+def dropout_in_short() -> str:
+    rows = load("dropout")["networks"]
+    masks = ("12 masks", "30 masks")
+
+    def line(name: str, title: str) -> list[str]:
+        found = [
+            row["error of the variance"][name]
+            if name in masks
+            else row["errors"][name]["variance"]["value"]
+            for row in rows.values()
+        ]
+        passes = sorted(round(row["over plain"][name]) for row in rows.values())
+        span = dict.fromkeys((passes[0], passes[-1]))
+        return [title, *map(percent, found), " to ".join(map(str, span))]
+
+    return markdown(
+        ["error of the variance", *(f"p = {rate}" for rate in rows), "plain passes"],
+        [
+            line("tracked", "**no masks, tracked covariance**"),
+            line("full", "no masks, full covariance"),
+            *(line(name, name) for name in masks),
+        ],
+    )
+
+
 def sources() -> str:
     rows = load("sources")["networks"]
-    names = dict.fromkeys(name for row in rows.values() for name in row["errors"])
+    names = max((row["errors"] for row in rows.values()), key=len)
     lines = []
     for name in names:
         found = [row["errors"].get(name) for row in rows.values()]
@@ -467,6 +492,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "molecules": tables_networks.molecules,
     "sampling cost": sampling_cost,
     "dropout": dropout,
+    "dropout in short": dropout_in_short,
     "sources": sources,
     "uci": uci,
     "attacks": attacks,

@@ -14,11 +14,13 @@ import pytest
 
 from benchmarks import (
     converted,
+    dropout,
     lif,
     parity,
     replicas,
     results,
     sampling_cost,
+    sources,
     spiking,
     summary,
     tables,
@@ -224,6 +226,8 @@ def test_stored_measurements_keep_the_promises():
     assert sampling_cost.broken_promises(results.load("sampling_cost")) == []
     assert uncertainty.broken_promises(results.load("uncertainty")) == []
     assert lif.broken_promises(results.load("lif")) == []
+    assert dropout.broken_promises(results.load("dropout")) == []
+    assert sources.broken_promises(results.load("sources")) == []
     assert spiking.broken_promises(results.load("spiking")) == []
     for row in results.load("replicas"):
         assert row["times faster"] >= replicas.LEAST_TIMES_FASTER
