@@ -192,7 +192,7 @@ def converted(model: nn.Module, given: Given) -> Converted:
     net = covary.convert(model, **{"noise": 0.0, "dropout": dropout, **given.options})
     if given.weights:
         weights = uncertain(model)
-        net.posterior.replace(weights, dict.fromkeys(weights, 1.0), model)
+        net.posterior.replace(weights, dict.fromkeys(weights, 1.0), model, linearised=False)
     x, _, _ = images()
     some = x[torch.arange(TRACKED_ON) * len(x) // TRACKED_ON]
     covary.track(net, with_errors(some, given), samples=TRACKED_ON, progress=False)

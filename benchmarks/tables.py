@@ -497,7 +497,7 @@ def dropout_in_short() -> str:
 
 def sources() -> str:
     rows = load("sources")["networks"]
-    names = dict.fromkeys(name for row in rows.values() for name in row["errors"])
+    names = max((row["errors"] for row in rows.values()), key=len)
     lines = []
     for name in names:
         found = [row["errors"].get(name) for row in rows.values()]

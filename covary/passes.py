@@ -11,6 +11,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -94,6 +95,8 @@ NO_SAMPLES: Any = None
 _RELU = activations.get("relu")
 # Behind the name of a call: the average of what was estimated there.
 LEVEL = ":level"
+# Numbers of the patches of a layer that are kept from a pass to its sweep: 16 MB.
+_FEW_PATCHES = 2**22
 # What goes into a layer whose weights vary is measured at about so many of its positions.
 _POSITIONS = 64
 
@@ -511,11 +514,18 @@ class MomentPass(Pass):
         value = value.clone()  # what the caller does with his tensor is his own
         self.tape.axes[name] = self._axis(value)
         var = value.new_zeros([1] * value.dim())
-        node = self.tape.add((), lambda _: ())
+        terms: list[Term] = []
         for source in self._at_input(errors):
             term = source.term(name, samples, INPUT, value, var)
-            node = self.tape.add((node,), lambda rows: (rows,), term)
             var = var + source.variance(value, var)
+            last = terms[-1] if terms else None
+            if isinstance(last, IndependentTerm) and isinstance(term, IndependentTerm):
+                terms[-1] = replace(last, var=last.var + term.var)  # one term costs less than two
+            else:
+                terms.append(term)
+        node = self.tape.add((), lambda _: (), terms[0] if terms else None)
+        for term in terms[1:]:
+            node = self.tape.add((node,), lambda rows: (rows,), term)
         self.calls.append(Call(name, "noise enters"))
         lifted = Varying(value, self, node, samples)
         return lifted.estimate(lambda: var) if self.propagates else lifted
@@ -554,8 +564,9 @@ class MomentPass(Pass):
             with torch.no_grad():
                 return weights.inputs(positions.patches(numbers))
 
-        # Patches of images are made when they are looked at: they take far more than images.
-        inputs = taken if positions.kernel is not None else cache(taken)
+        # Patches of large images are made when they are looked at: they take far more than images.
+        size = found.numbers[:, :1].numel() * weights.variance.shape[1]
+        inputs = cache(taken) if positions.kernel is None or size < _FEW_PATCHES else taken
         more = numbers.new_zeros(1, 1, 1)
         if not weights.linearised:
             self.axes[use.name] = [0, 1]

@@ -87,20 +87,21 @@ CASES = {
     "residual": Case(Residual, ((B, 6),), ("inner.weight",)),
     "two inputs": Case(TwoInputs, ((B, 5), (B, 4)), ("left.weight",)),
 }  # fmt: skip
+QUIET: dict[str, Any] = {"noise": 0.0, "dropout": False, "sources": None}
 every_case = pytest.mark.parametrize("name", CASES)
 every_seed = pytest.mark.parametrize("seed", SEEDS)
 
 
-def network(case: Case, seed: int, **options: Any) -> Converted:
+def network(case: Case, seed: int, *, weights: bool = True, **options: Any) -> Converted:
     """The converted network with noise, dropout, relative errors and weights that vary."""
     torch.manual_seed(seed)
     model = case.make().double().eval()
     drops = any(isinstance(each, nn.modules.dropout._DropoutNd) for each in model.modules())
     usual: dict[str, Any] = {"noise": 0.1, "dropout": drops, "sources": {"input": Relative(0.05)}}
     net = covary.convert(model, batch_dim=case.batch_dim, **usual | options)
-    weights = {path: uncertain(model.get_parameter(path)) for path in case.weights}
     if weights:
-        net.posterior.replace(weights, dict.fromkeys(weights, 1.0), model)
+        found = {path: uncertain(model.get_parameter(path)) for path in case.weights}
+        net.posterior.replace(found, dict.fromkeys(found, 1.0), model, linearised=False)
     return net
 
 
@@ -199,8 +200,7 @@ def test_parts_of_features_add_up_to_that_of_the_input(name, seed):
 @every_seed
 def test_correlated_features_add_up_too(seed):
     case = CASES["mlp"]
-    net, (x,) = network(case, seed, noise=0.0, sources=None, dropout=False), inputs(case, seed)
-    net.posterior.clear()
+    net, (x,) = network(case, seed, weights=False, **QUIET), inputs(case, seed)
     root = 0.2 * torch.randn(B, 5, 5, generator=torch.Generator().manual_seed(seed)).double()
     out = net(covary.Moments.of(x.mean, cov=root @ root.mT))
     parts = out.budget("input").sum(-1)
@@ -208,8 +208,7 @@ def test_correlated_features_add_up_too(seed):
 
 
 def test_what_does_not_vary_has_no_budget():
-    net = network(CASES["mlp"], 0, noise=0.0, sources=None, dropout=False)
-    net.posterior.clear()
+    net = network(CASES["mlp"], 0, weights=False, **QUIET)
     with pytest.raises(ValueError, match="Nothing varies here"):
         net(torch.zeros(B, 5).double()).budget()
 
@@ -222,7 +221,6 @@ def smooth() -> nn.Module:
     )  # fmt: skip
 
 
-QUIET: dict[str, Any] = {"noise": 0.0, "dropout": False, "sources": None}
 # Sources alone: what convert takes, whether inputs have errors, whether weights vary.
 ALONE: dict[str, tuple[dict[str, Any], float, bool]] = {
     "input": ({}, 0.05, False),
@@ -264,9 +262,7 @@ def test_a_source_at_a_module_is_what_draws_say(name):
 def variance_of_draws(name: str, case: Case, x: Tensor) -> Tensor:
     """(B, 3) variances of draws of a network with this source alone."""
     options, std, has_weights = ALONE[name]
-    net = network(case, 0, **QUIET | options)
-    if not has_weights:
-        net.posterior.clear()
+    net = network(case, 0, weights=has_weights, **QUIET | options)
     many = x.repeat(4000, 1)
     given = covary.Moments.of(many, std=std) if std else many
     drawn = net.draw(given, generator=torch.Generator().manual_seed(1))

@@ -26,6 +26,10 @@ STRUCTURES = ("kronecker", "diagonal")
 LIKELIHOODS = ("classification", "regression")
 # A basis is found for layers up to this width, and a variance kept of up to so many weights.
 _WIDEST, _MOST_WEIGHTS = 8192, 2**27
+_FIXED = (
+    "These weights stay fixed: {}. Only those of linear layers vary, and of convolutions of one or "
+    "two dimensions without groups."
+)
 
 
 def fit(
@@ -99,20 +103,13 @@ def fit(
         if structure == "kronecker":
             weights = bases(new, data, task, weights, count, steps)
         more = 1.0 if total is None else _checked_total(total, count) / count
-        curvatures = {
-            path: each * more
-            for path, each in curvatures_of(new, data, task, weights, steps).items()
-        }
+        part = curvatures_of(new, data, task, weights, steps)
+        curvatures = {path: each * more for path, each in part.items()}
         found = Found(new, weights, curvatures, task, log_likelihood * more, linearised)
         _use_prior(found, prior_precision, data, held_out, steps)
         track(new, inputs_of(data), progress=False)
     if fixed and layers == "all":
-        warnings.warn(
-            f"These weights stay fixed: {', '.join(fixed)}. Only those of linear layers vary, and "
-            "of convolutions of one or two dimensions without groups.",
-            UserWarning,
-            stacklevel=2,
-        )
+        warnings.warn(_FIXED.format(", ".join(fixed)), UserWarning, stacklevel=2)
     return new
 
 
