@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "covary"
-CORE = ("activations", "covariance", "nn", "rules", "sources")
+CORE = ("activations", "covariance", "nn", "passes", "rules", "sources")
 
 # kind -> an ordinary one, and in how many files it should stand at most
 ADDITIONS = {
