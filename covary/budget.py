@@ -22,10 +22,12 @@ class Budget(Mapping[str, Tensor]):
 
     Args:
         parts: (B, *event) variances of each source, or (B, r, r) covariances.
+        are_matrices: whether they are covariances. Shares are those of their traces then.
     """
 
-    def __init__(self, parts: Mapping[str, Tensor]) -> None:
+    def __init__(self, parts: Mapping[str, Tensor], *, are_matrices: bool = False) -> None:
         self._parts = dict(parts)
+        self._are_matrices = are_matrices
 
     def __getitem__(self, source: str) -> Tensor:
         if source not in self._parts:
@@ -44,9 +46,12 @@ class Budget(Mapping[str, Tensor]):
         return torch.stack(list(self._parts.values())).sum(0)
 
     def shares(self) -> dict[str, Tensor]:
-        """The part of each source in the whole, 0 to 1, of the shape of the variances."""
-        whole = self.total
-        return {name: torch.where(whole > 0, part / whole, 0.0) for name, part in self.items()}
+        """The part of each source in the whole, 0 to 1: (B, *event), or (B,) of covariances."""
+        parts = dict(self.items())
+        if self._are_matrices:
+            parts = {name: part.diagonal(dim1=-2, dim2=-1).sum(-1) for name, part in parts.items()}
+        whole = torch.stack(list(parts.values())).sum(0)
+        return {name: torch.where(whole > 0, part / whole, 0.0) for name, part in parts.items()}
 
     def by_kind(self) -> Budget:
         """The same with the places added up: input, noise, dropout, weights."""
@@ -54,7 +59,7 @@ class Budget(Mapping[str, Tensor]):
         for name, part in self.items():
             kind = kind_of(name)
             found[kind] = found[kind] + part if kind in found else part
-        return Budget(found)
+        return Budget(found, are_matrices=self._are_matrices)
 
     def average_shares(self) -> dict[str, float]:
         """The average share of each source over samples and outputs, the largest first."""
@@ -72,4 +77,4 @@ class Budget(Mapping[str, Tensor]):
 
 def kind_of(name: str) -> str:
     """What a source of this name is: input, noise, dropout or weights."""
-    return "input" if name.startswith("input") else name.split(" ")[0]
+    return name.split(" ")[0].partition("#")[0]

@@ -51,6 +51,7 @@ REAL = (torch.float32, torch.float64)
 _STEP_SAMPLES, _STEP_DRAWS, _STEP_MOMENTUM = 8, 4, 0.1
 # A network that was never tracked measures them on the batch itself, by so many draws in all.
 _LEAST_DRAWS = 256
+_DRAWS_SEED = 0x5EED
 # Means of two passes over the same inputs differ by less than this, relative to the largest.
 _EQUAL = 1e-4
 
@@ -84,7 +85,7 @@ def convert(
             for all, or a list of paths of modules. Else they do nothing, as in evaluation.
         sources: more sources, by the path of the module at whose output they enter, or by
             ``"input"``: ``Relative(0.01)``, ``Rounding(step)`` or ``GaussianNoise(sigma)`` of
-            ``covary.sources``, or a list of them.
+            ``covary.sources``, or a list of them; ``DropConnect(p)`` at a layer drops its weights.
         start: the path of a module: noise enters at its inputs and behind, and all before it runs
             as it is (the paper's mixed network).
         batch_dim: which dimension of the inputs is the batch. Moments have it in front.
@@ -112,7 +113,7 @@ def convert(
         model, own, entering, drops = _from_chain(model)
         dropout = dropout or drops
         if noise is None:
-            noise, sources = own, {**entering, **(sources or {})}
+            noise, sources = own, _both(entering, sources or {})
     noise = 0.05 if noise is None else noise
     _check_model(model)
     _check_options(model, start, batch_dim, variances)
@@ -351,7 +352,8 @@ class Converted(nn.Module):
         """
         if self.plan.is_none and not has_errors(inputs):
             return {}
-        generator = torch.Generator(device_of(self.model)).manual_seed(seed)
+        # Not the seed itself: inputs are often made by the same one, and would be drawn again.
+        generator = torch.Generator(device_of(self.model)).manual_seed(_DRAWS_SEED + seed)
         with evaluating(self.model), left_alone(self.model):
             look = self._moment_pass(None)
             outputs = self.run(look, inputs)
@@ -455,6 +457,10 @@ class Converted(nn.Module):
                 f"These measurements are of a network with start={place!r}, and this one has "
                 f"start={self.start!r}. Convert the model with the same start, or track it again."
             )
+        if any(key.startswith(f"{prefix}model.") for key in state_dict):
+            # What is known belongs to the weights: what comes with others replaces it.
+            self.sites.forget()
+            self.posterior.clear()
         others = {key: value for key, value in state_dict.items() if not key.startswith(settings)}
         super()._load_from_state_dict(others, prefix, *rest)
 
@@ -479,37 +485,53 @@ class Converted(nn.Module):
 
 def _from_chain(
     net: nn.Module,
-) -> tuple[nn.Module, dict[str | type[nn.Module], float], dict[str, Source], bool]:
+) -> tuple[nn.Module, dict[str | type[nn.Module], float], dict[str, list[Source]], list[str]]:
     """The conventional network of a chain, its noise before activations, its other noise.
 
-    And whether dropout is noise. What stands in front of ``Lift`` gets moments as well.
+    And the paths of dropout that is noise. What stands in front of ``Lift`` gets moments as well.
     """
     layers: dict[str, nn.Module] = {}
     noise: dict[str | type[nn.Module], float] = {}
-    entering: dict[str, Source] = {}
-    waiting = 0.0  # the variance of noise since the last layer of weights
-    drops = False
+    entering: dict[str, list[Source]] = {}
+    waiting = 0.0  # the variance of noise since the last layer that is not noise
+    drops: list[str] = []
+
+    def enter(var: float) -> None:
+        """Noise behind the last layer, or at the input."""
+        if var:
+            place = next(reversed(layers), "input")
+            entering.setdefault(place, []).append(GaussianNoise(math.sqrt(var)))
+
     for path, layer in leaves_of_chain(net):
         name = path.replace(".", "_")
         if isinstance(layer, Lift):
             if layer.poisson:
                 raise ValueError("convert takes no network of Poisson inputs: use covary.nn alone.")
             noise["input"] = 0.0 if layers else layer.noise
-            if layers and layer.noise:
-                entering[next(reversed(layers))] = GaussianNoise(layer.noise)
+            enter(layer.noise**2 if layers else 0.0)
         elif isinstance(layer, Noisy):
             waiting += layer.noise**2
         else:
-            drops |= isinstance(layer, Dropout) and layer.as_noise
             found = plain_of(layer)
             if found is None:
                 continue
-            layers[name] = found
             if isinstance(found, Function):
-                noise[name], waiting = math.sqrt(waiting), 0.0
-    if waiting:
-        entering[next(reversed(layers))] = GaussianNoise(math.sqrt(waiting))
+                noise[name] = math.sqrt(waiting)
+            else:
+                enter(waiting)
+            layers[name], waiting = found, 0.0
+            if isinstance(layer, Dropout) and layer.as_noise:
+                drops.append(name)
+    enter(waiting)
     return nn.Sequential(OrderedDict(layers)).eval(), noise, entering, drops
+
+
+def _both(own: Mapping[str, list[Source]], others: SourceOption) -> SourceOption:
+    """Sources by path, those of a chain before those that are given."""
+    found: dict[str, list[Any]] = {path: [*every] for path, every in own.items()}
+    for path, given in others.items():
+        found.setdefault(path, []).extend(given if isinstance(given, list | tuple) else [given])
+    return found
 
 
 def check_has_moments(net: nn.Module, function: str) -> None:

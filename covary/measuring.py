@@ -124,11 +124,15 @@ class Measurements(Kept):
         self, measured: Mapping[str, Tensor], shares: Mapping[str, float] | None = None
     ) -> None:
         """Forget what was measured before, and keep this; with the part of each source."""
-        for name in [name for name in self._buffers if name not in ("propagates", "with_errors")]:
-            del self._buffers[name]
+        self.forget()
         self.keep("measured/", measured)
         self.keep("share/", {name: torch.tensor(share) for name, share in (shares or {}).items()})
         self._buffers["tracked"] = torch.tensor(True)
+
+    def forget(self) -> None:
+        """Forget what was measured."""
+        for name in [name for name in self._buffers if name not in ("propagates", "with_errors")]:
+            del self._buffers[name]
 
     def blend(self, measured: Mapping[str, Tensor], momentum: float) -> None:
         """Move what is known towards what was measured now, by this fraction."""

@@ -186,16 +186,17 @@ class Moments:
                 f"A budget by element is that of an input ({', '.join(inputs) or 'none here'}), "
                 f"got {source!r}."
             )
-        found = self.cov.elements(source, flat)  # without the share in what nonlinearities add
-        direct = found.flatten(2).sum(-1)
-        rate = torch.where(direct > 0, parts[source] / direct, 0.0)
-        found = found * rate.reshape(*rate.shape, *[1] * (found.dim() - 2))
+        found = self.cov.elements(source, flat)
         return found if rows is not None else found.reshape(*self.mean.shape, *found.shape[2:])
 
     def covariance_budget(self, *, rows: Tensor | None = None) -> Budget:
-        """What the covariance is made of: a part (B, n, n), or (B, r, r), for each source."""
+        """What the covariance is made of: a part (B, n, n), or (B, r, r), for each source.
+
+        What nonlinearities add is shared out alike for all elements of a sample's matrix, so that
+        parts on the diagonal differ a little from those of ``budget``.
+        """
         flat = None if rows is None else self._flat_rows(rows)
-        return Budget(self._parts(flat, matrices=True))
+        return Budget(self._parts(flat, matrices=True), are_matrices=True)
 
     def _parts(self, rows: Tensor | None, *, matrices: bool = False) -> dict[str, Tensor]:
         parts = self.cov.budget(rows, matrices=matrices)

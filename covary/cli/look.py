@@ -209,7 +209,7 @@ def _show_budget(budget: BudgetResult, targets: Sequence[str]) -> None:
         rows.append([source, tenths(share)])
         if source == "input":
             own = budget.columns.items()
-            rows += [[f"  errors of {column}", tenths(part)] for column, part in own]
+            rows += [[f"... of it, errors of {column}", tenths(part)] for column, part in own]
     common.show_table(
         f"What the variance of the output is made of, on {budget.samples:,} test inputs",
         ["source", "share"],

@@ -20,7 +20,7 @@ from covary import linalg
 from covary.covariance.base import Covariance, Selection
 from covary.covariance.exact import Full
 from covary.covariance.samples import Samples
-from covary.covariance.terms import IndependentTerm, Term
+from covary.covariance.terms import IndependentTerm, Response, Term, deviation_of
 
 # Rows (r, *shape) of a value -> rows of each of its parents, or None where nothing comes back.
 Pull = Callable[[Tensor], Sequence[Tensor | None]]
@@ -160,15 +160,24 @@ class Tape:
         return found
 
     def elements(self, at: int, rows: Tensor, label: str) -> Tensor | None:
-        """(r, *shape) the part of each element of the value that this source is added to."""
-        found: list[Tensor] = []
+        """(r, *shape) the part of each element of the value that this source is added to.
 
-        def meet(term: Term, here: Tensor) -> None:
+        As ``budget`` has it, before sums over elements; None if no such source is met.
+        """
+        parts: list[Tensor] = []
+
+        def look(term: Term, here: Tensor) -> None:
             if term.label == label:
-                found.append(term.by_element(here))
+                parts.append(term.by_element(here))
 
-        self.sweep(at, rows, meet)
-        return torch.stack(found).sum(0) if found else None
+        _, rate = self._shared_out(at, rows, matrices=False, look=look)
+        if not parts:
+            return None
+        found, r = torch.stack(parts).sum(0), len(rows)
+        random = found[r:].reshape(-1, *found[:r].shape).sum(0)
+        shape = [r, *[1] * (found.dim() - 1)]
+        shape[self.axes.get(label, 0) + 1] = self.batch
+        return found[:r] + rate.mT.reshape(shape) * random
 
     def budget(self, at: int, rows: Tensor, *, matrices: bool = False) -> dict[str, Tensor]:
         """(B, r) the diagonal of R C R^T, as one summand for each source; or (B, r, r) all of it.
@@ -178,6 +187,20 @@ class Tape:
         from rows of random signs that start at each nonlinearity and are pulled back along with
         ``rows``: eight of them, or one for each of more rows.
         """
+        return self._shared_out(at, rows, matrices=matrices)[0]
+
+    def _shared_out(
+        self,
+        at: int,
+        rows: Tensor,
+        *,
+        matrices: bool,
+        look: Callable[[Term, Tensor], None] = lambda term, here: None,
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """The budget, and (B, r) by how much the parts of random rows were scaled for it.
+
+        ``look`` sees the rows that meet each source: those given, then the random ones.
+        """
         r = len(rows)
         copies = max(1, _RANDOM_ROWS // r)
         generator = torch.Generator(rows.device).manual_seed(0)
@@ -186,6 +209,7 @@ class Tape:
         excess: list[Tensor] = []
 
         def spend(term: Term, here: Tensor, own: Tensor | float = 0.0) -> None:
+            look(term, here)
             part = term.products(here[:r]) if matrices else term.variances(here[:r])
             if term.is_linearised:
                 random = part.new_zeros(self.batch, r)
@@ -213,14 +237,14 @@ class Tape:
 
         self.sweep(at, torch.cat([rows, rows.new_zeros(copies * r, *rows.shape[1:])]), meet)
         if not excess or not known:
-            return known
+            return known, rows.new_zeros(self.batch, r)
         added = torch.stack(excess).sum(0)
         total = torch.stack(list(guessed.values())).sum(0)
         if matrices:  # one set of proportions for all elements of the matrix
             guessed = {label: part.sum(-1)[:, None, None] for label, part in guessed.items()}
             total = total.sum(-1)[:, None, None]
         rate = torch.where(total > 0, added / total, 0.0)
-        return {label: part + rate * guessed[label] for label, part in known.items()}
+        return {label: part + rate * guessed[label] for label, part in known.items()}, rate
 
 
 def _random_rows(
@@ -324,13 +348,18 @@ class Swept(Covariance):
 
     def budget(self, rows: Tensor | None = None, *, matrices: bool = False) -> dict[str, Tensor]:
         if rows is not None or matrices:
+            if rows is None:
+                self._check_cost()
             eye = torch.eye(self._units, dtype=self.mean.dtype, device=self.mean.device)
             shaped = self._shaped_rows(eye[None] if rows is None else rows)
             found = self.tape.budget(self.at, shaped, matrices=matrices)
             return {name: self._of_chosen(part) for name, part in found.items()}
-        return self._in_blocks(lambda block: self.tape.budget(self.at, block))
+        # As many random rows go along as there are rows, or some more.
+        return self._in_blocks(lambda block: self.tape.budget(self.at, block), share=2)
 
     def elements(self, source: str, rows: Tensor | None = None) -> Tensor:
+        if rows is None:
+            self._check_cost()
         eye = torch.eye(self._units, dtype=self.mean.dtype, device=self.mean.device)
         shaped = self._shaped_rows(eye[None] if rows is None else rows)
         found = self.tape.elements(self.at, shaped, source)
@@ -338,11 +367,13 @@ class Swept(Covariance):
             raise KeyError(f"no source {source!r} enters here")
         return self._of_chosen(found.movedim(self.tape.axes.get(source, 0) + 1, 0))
 
-    def _in_blocks(self, parts_of: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
+    def _in_blocks(
+        self, parts_of: Callable[[Tensor], dict[str, Tensor]], share: int = 1
+    ) -> dict[str, Tensor]:
         """(B, n) parts of the variances, computed for some units at a time."""
         found: dict[str, list[Tensor]] = {}
         with torch.set_grad_enabled(self._has_gradients):
-            for rows in self._blocks():
+            for rows in self._blocks(share):
                 for name, part in parts_of(rows).items():
                     found.setdefault(name, []).append(part)
         return {name: self._of_chosen(torch.cat(parts, -1)) for name, parts in found.items()}
@@ -377,16 +408,21 @@ class Swept(Covariance):
 
     def add_noise(self, var: float) -> Covariance:
         added = torch.as_tensor(var, dtype=self.mean.dtype)
-        return self._behind(lambda rows: (rows,), self.mean, "noise", added)
+        term = IndependentTerm("noise", Samples.along(self.mean), var=added)
+        return self._behind(lambda rows: (rows,), self.mean, term)
 
     def scale(self, factor: Tensor) -> Covariance:
         factor = self._shaped(factor)
         return self._behind(lambda rows: (rows * factor,), self.mean)
 
     def gate(self, gain: Tensor, variance: Tensor) -> Covariance:
-        excess = self._shaped((variance - gain * self.variance * gain).clamp(min=0))
+        before = self.variance
+        excess = self._shaped((variance - gain * before * gain).clamp(min=0))
         shaped = self._shaped(gain)
-        return self._behind(lambda rows: (rows * shaped,), self.mean, "activation", excess)
+        response = Response((deviation_of(self._shaped(before)),))
+        samples = Samples.along(self.mean)
+        term = IndependentTerm("activation", samples, var=excess, response=response)
+        return self._behind(lambda rows: (rows * shaped,), self.mean, term)
 
     def select(self, samples: Selection) -> Covariance:
         chosen = torch.arange(len(self.mean), device=self.mean.device)
@@ -429,15 +465,14 @@ class Swept(Covariance):
             value = self._spread(value)
         return value.expand(len(value), self._units).reshape(len(value), *self.mean.shape[1:])
 
-    def _behind(self, pull: Pull, mean: Tensor, name: str = "", var: Tensor | None = None) -> Swept:
-        """A value that is pulled back to this one, with noise of this variance if there is any."""
-        term = None if var is None else IndependentTerm(name, Samples.along(self.mean), var=var)
+    def _behind(self, pull: Pull, mean: Tensor, term: Term | None = None) -> Swept:
+        """A value that is pulled back to this one, with what a source adds."""
         tape = self.tape.branch()
         return Swept(tape, tape.add((self.at,), pull, term), mean, self.chosen)
 
-    def _blocks(self) -> Iterator[Tensor]:
-        """Rows (r, B, *event) of the identity, as many at a time as memory takes."""
-        n, step = self._units, max(1, _NUMBERS_AT_A_TIME // max(1, self.tape.widest))
+    def _blocks(self, share: int) -> Iterator[Tensor]:
+        """Rows (r, B, *event) of the identity, as many at a time as a share of the memory takes."""
+        n, step = self._units, max(1, _NUMBERS_AT_A_TIME // (share * max(1, self.tape.widest)))
         for low in range(0, n, step):
             count = min(step, n - low)
             rows = self.mean.new_zeros(count, self.tape.batch, n)

@@ -55,11 +55,18 @@ class Term(ABC):
     @property
     def label(self) -> str:
         """The name of the source in a budget."""
-        if self.kind == INPUT:
-            return self.name
         path, _, function = self.name.rpartition(":")
+        if self.kind == INPUT:
+            return f"{INPUT} at {path}" if path else self.name
+        if self.kind == WEIGHTS:
+            return f"weights of {path or 'model'}"
         place = path or ("output" if function == self.kind else function)  # of the model itself
-        return f"{self.kind} {'of' if self.kind == WEIGHTS else 'at'} {place}"
+        return f"{self.kind} at {place}"
+
+
+def deviation_of(var: Tensor) -> Tensor:
+    """The root of a variance, never 0: what is divided by it is 0 there."""
+    return var.detach().clamp(min=torch.finfo(var.dtype).tiny).sqrt()
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,3 +184,7 @@ class MaskTerm(Term):
         common = IndependentTerm(self.name, self.samples, var=one)
         own = IndependentTerm(self.name, self.samples, var=self.var * self.factor)
         return common.products(summed) + own.products(rows)
+
+    def by_element(self, rows: Tensor) -> Tensor:
+        summed = (rows * self.mean).sum([dim + 1 for dim in self.dims], keepdim=True)
+        return (rows * self.mean * summed + rows.square() * self.var) * self.factor

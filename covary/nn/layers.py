@@ -21,6 +21,7 @@ from covary.nn.protocol import (
     check_noise,
     each_row,
     share,
+    taken,
 )
 from covary.settings import covariance_grad, covariance_is_supervised, without_autocast
 
@@ -265,7 +266,8 @@ class Dropout(nn.Module):
     """Drops units in training, mean and covariance by the same mask, and scales up the rest.
 
     In evaluation it does nothing; or, ``as_noise``, it is the noise of masks that nobody draws
-    (MC dropout): C -> C + diag(p / (1 - p) (mean^2 + variance)), docs/theory.md, eq. (42).
+    (MC dropout): C -> C + diag(p / (1 - p) (mean^2 + variance)), docs/theory.md, eq. (42). Which of
+    the two is saved with the weights, and taken from there.
     """
 
     def __init__(self, p: float = 0.5, *, as_noise: bool = False) -> None:
@@ -285,6 +287,18 @@ class Dropout(nn.Module):
         mean = moments.mean * mask
         with without_autocast(mean.device), covariance_grad():
             return Moments(mean, moments.cov.scale(mask))
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.as_noise:  # a key that is there or not
+            destination[f"{prefix}as_noise"] = torch.tensor(True)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        key = f"{prefix}as_noise"
+        if key in state_dict:
+            self.as_noise = taken(True, self.as_noise, prefix, "as_noise")
+        others = {name: value for name, value in state_dict.items() if name != key}
+        super()._load_from_state_dict(others, prefix, *rest)
 
     def _with_noise(self, moments: Moments) -> Moments:
         """The moments of units that are dropped at random: their mean stays."""

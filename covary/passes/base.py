@@ -172,7 +172,7 @@ class Pass(ABC):
         """The sources that enter an input: its own errors, noise and others."""
         noise = self.plan.noise.at_input
         own = [*([] if errors is None else [errors]), *([noise] if noise.sigma else [])]
-        return [*own, *self.plan.at(INPUT)]
+        return [*own, *self.plan.at_input]
 
     def enter(self, module: Located, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a module, whose path stands in the names of calls and in messages."""
@@ -333,7 +333,8 @@ class Pass(ABC):
 
     def _use_of_weights(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> WeightUse | None:
         """How the layer that is called uses weights that vary; None if they do not."""
-        weight = args[1] if len(args) > 1 else kwargs.get("weight")
+        is_named = len(args) < 2
+        weight = kwargs.get("weight") if is_named else args[1]
         known = self._weights.get(id(weight))
         if known is None or not isinstance(args[0], Varying):
             return None
@@ -343,11 +344,12 @@ class Pass(ABC):
         if self._counts[f"{path}:weights"] > 1:
             raise self.refusal(
                 "Its weights vary, and are used a second time: both uses would have to vary alike.",
-                "Leave them out: covary.posterior.fit(net, data, layers=[...]).",
+                "Leave them out: covary.posterior.fit(net, data, layers=[...]), or no DropConnect.",
             )
         names = ("bias", "stride", "padding", "dilation", "groups")
         options = dict(zip(names, args[2:], strict=False)) | dict(kwargs)
-        return WeightUse(f"{path}:weights", weights, args[1], options)
+        assert isinstance(weight, Tensor)
+        return WeightUse(f"{path}:weights", weights, weight, options)
 
     def _of_constants(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[Varying]

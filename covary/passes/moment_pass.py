@@ -14,7 +14,7 @@ from covary import activations
 from covary.activations import MomentActivation
 from covary.covariance.samples import Samples
 from covary.covariance.sweep import Pull, Tape
-from covary.covariance.terms import INPUT, IndependentTerm, Response, Term
+from covary.covariance.terms import INPUT, IndependentTerm, Response, Term, deviation_of
 from covary.linalg import summed_to
 from covary.nn.layers import mean_of_constant_variance
 from covary.passes.base import Call, Pass, WeightUse
@@ -88,17 +88,19 @@ class MomentPass(Pass):
             )
         name = self.named(name) if name == INPUT else name
         value = value.clone()  # what the caller does with his tensor is his own
-        self.tape.axes[name] = self._axis(value)
         var = value.new_zeros([1] * value.dim())
         terms: list[Term] = []
+        mean = _at(value)
         for source in self._at_input(errors):
-            term = source.term(name, samples, INPUT, value, var)
-            var = var + source.variance(value, var)
+            term = source.term(name, samples, INPUT, mean, var)
+            var = var + source.variance(mean, var)
             last = terms[-1] if terms else None
             if isinstance(last, IndependentTerm) and isinstance(term, IndependentTerm):
                 terms[-1] = replace(last, var=last.var + term.var)  # one term costs less than two
             else:
                 terms.append(term)
+        if terms:
+            self.tape.axes[terms[0].label] = self._axis(value)
         node = self.tape.add((), lambda _: (), terms[0] if terms else None)
         for term in terms[1:]:
             node = self.tape.add((node,), lambda rows: (rows,), term)
@@ -120,12 +122,14 @@ class MomentPass(Pass):
         name = self.named(self._label_of_source(source))
         self.calls.append(Call(name, f"{source.kind} enters"))
         var = x.numbers.new_zeros([1] * x.numbers.dim())
-        if source.needs_variance:
-            self.axes[name] = x.samples.axes
-            var = self.variance(name, x)
-        term = source.term(name, x.samples, source.kind, x.numbers, var)
+        with covariance_grad():
+            if source.needs_variance:
+                self.axes[name] = x.samples.axes
+                var = self.variance(name, x)
+            mean = _at(x.numbers)
+            term = source.term(name, x.samples, source.kind, mean, var)
         value = self.write(MATCHED, x.numbers, [x], lambda rows: (rows,), x.samples, term)
-        mean, spread = x.numbers, x.spread
+        spread = x.spread
         if spread is not None:
             value.estimate(lambda: spread.value + source.variance(mean, var))
         return value
@@ -134,10 +138,10 @@ class MomentPass(Pass):
         """The same mean, and the covariance that the weights add."""
         positions = use.positions(x)
         self.positions[use.name] = positions
-        numbers, weights = x.numbers.detach(), use.weights
+        numbers, weights = _at(x.numbers), use.weights
 
         def taken() -> Tensor:
-            with torch.no_grad():
+            with torch.set_grad_enabled(numbers.requires_grad):
                 return weights.inputs(positions.patches(numbers))
 
         # Patches of large images are made when they are looked at: they take far more than images.
@@ -183,7 +187,7 @@ class MomentPass(Pass):
         if x.spread is None or not self.known:
             return measured
         spread = x.spread.value.expand(x.numbers.shape)
-        level = positions.patches(spread).mean((1, 2), keepdim=True)
+        level = positions.level(spread)
         if self.levels is not None:
             self.levels[name + LEVEL] = level.mean(0, keepdim=True)
         elif name + LEVEL in self.known:
@@ -264,7 +268,7 @@ class MomentPass(Pass):
             at = mu if covariance_is_supervised() else mu.detach()
             mean, gain, excess = activation.respond(at, var, least=source.sigma**2)
             own = torch.addcmul(excess, gain, gain, value=source.sigma**2)
-            response = Response((_deviation(var),), source.sigma**2, gain)
+            response = Response((deviation_of(var),), source.sigma**2, gain)
             term = IndependentTerm(name, x.samples, var=own, response=response)
         mean = mean_of_constant_variance(mu, var, mean, gain, activation)
         # A place of its own for what goes into the activation, to which the noise may move.
@@ -277,8 +281,9 @@ class MomentPass(Pass):
 
         def into_activation() -> tuple[Varying, MomentActivation]:
             assert self.tape is not None
-            noise = source.variance(mu, mu)
-            self.tape.set_term(before, IndependentTerm(name, samples, var=noise))
+            if source.sigma:
+                noise = source.variance(mu, mu)
+                self.tape.set_term(before, IndependentTerm(name, samples, var=noise))
             rest = Response(response.deviations)
             self.tape.set_term(node, IndependentTerm(name, samples, var=excess, response=rest))
             noisy = Varying(mu, self, before, samples)
@@ -309,7 +314,7 @@ class MomentPass(Pass):
             return (vx * my * my + vy * mx * mx + 2 * c * mx * my + both).clamp(min=0).detach()
 
         # Half of what both do together is each one's.
-        response = Response((_deviation(2 * vx), _deviation(2 * vy)), is_split=True)
+        response = Response((deviation_of(2 * vx), deviation_of(2 * vy)), is_split=True)
         term = IndependentTerm(name, samples, var=both, response=response)
         value = self.write(PRODUCT, mean + c, [x, y], pull, samples, term)
         return value.estimate(spread) if self.propagates else value
@@ -327,7 +332,7 @@ class MomentPass(Pass):
             var = (vx + vy - 2 * c).clamp(min=0)
             mean, gain, excess = _RELU.respond(apart, var)
             rest = 1 - gain
-            apart_by = _deviation(var)
+            apart_by = deviation_of(var)
             response = Response((apart_by, -apart_by))
             term = IndependentTerm(name, samples, var=excess, response=response)
         moved = mean_of_constant_variance(x.numbers - y.numbers, var, mean, gain, _RELU)
@@ -410,9 +415,9 @@ class MomentPass(Pass):
         return _laid_out_as(value, found.to(value.dtype))
 
 
-def _deviation(var: Tensor) -> Tensor:
-    """The root of a variance, never 0: what is divided by it is 0 there."""
-    return var.detach().clamp(min=torch.finfo(var.dtype).tiny).sqrt()
+def _at(mean: Tensor) -> Tensor:
+    """Where covariances are taken: at the mean, with its gradient if they are supervised."""
+    return mean if covariance_is_supervised() else mean.detach()
 
 
 def _laid_out_as(value: Tensor, small: Tensor) -> Tensor:

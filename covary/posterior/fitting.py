@@ -87,7 +87,7 @@ def fit(
         >>> model = torch.nn.Linear(3, 2).eval()
         >>> net = covary.posterior.fit(model, (x, y))
         >>> list(net(x).budget())
-        ['weights of weight']
+        ['weights of model']
     """
     _check_options(structure, likelihood, prior_precision, held_out)
     new = _fresh(net)
@@ -150,6 +150,8 @@ def _use_prior(
 
 def _fresh(net: nn.Module) -> Converted:
     """The same network without a posterior, as an object of its own."""
+    if not any(True for _ in net.parameters()):
+        raise ValueError("A posterior is of weights, and this network has none.")
     if not isinstance(net, Converted):
         has_moments = any(isinstance(module, Converted) for module in net.modules())
         if has_moments:

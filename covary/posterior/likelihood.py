@@ -115,7 +115,8 @@ class Task:
         """The sum over samples of the logarithm of the likelihood of targets."""
         if self.noise is None:
             return -float(F.cross_entropy(out.double(), target, reduction="sum"))
-        parts = (target - out).double().square() / self.noise + (2 * math.pi * self.noise).log()
+        noise = self.noise.to(out.device)
+        parts = (target - out).double().square() / noise + (2 * math.pi * noise).log()
         return -0.5 * float(parts.sum())
 
     def columns(self, out: Tensor, generator: torch.Generator) -> Iterator[Tensor]:

@@ -203,7 +203,7 @@ def perfect_measurements(errors: ErrorBars, targets: Sequence[str]) -> Iterator[
         less = "" if not given or exact is None else f", {percent(1 - exact / given)} less"
         yield (
             f"With perfect measurements the standard deviation{of} would be {number(exact)} on "
-            f"average, not {number(given)}{less} (before calibration)."
+            f"average, not {number(given)}{less} (before calibration, without weights)."
         )
 
 

@@ -5,6 +5,7 @@ Exact where they are linear in what varies; products of values that vary are mat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -268,14 +269,13 @@ def to(x: Varying, *args: Any, **kwargs: Any) -> Varying:
 
 @composed("dropout", "feature_dropout", "dropout1d", "dropout2d", "dropout3d")
 def dropout(x: Varying, p: float = 0.5, training: bool = True) -> Varying:
-    """In evaluation nothing, or a source (``convert(dropout=True)``). In training, a mask."""
+    """A source (``convert(dropout=True)``), in training too. Else a mask in training alone."""
     run = x.run
+    if run.drops() and p > 0:
+        entered: Varying = run.entered(x, DropoutMask(p, _dropped_together(x)))
+        return entered
     if run.is_training:
         return scaled(x, run.function(torch.ones_like(x.numbers), p, training)) if training else x
-    if run.drops() and p > 0:
-        is_spatial = name_of(run.function).rstrip("_") != "dropout"
-        entered: Varying = run.entered(x, DropoutMask(p, range(2, x.dim()) if is_spatial else ()))
-        return entered
     if training and p > 0:
         raise run.refusal(
             "It drops elements at random in evaluation.",
@@ -283,6 +283,19 @@ def dropout(x: Varying, p: float = 0.5, training: bool = True) -> Varying:
             "training=self.training, or drop nothing (p=0).",
         )
     return x
+
+
+def _dropped_together(x: Varying) -> Sequence[int]:
+    """The dimensions along which the dropout that is called drops all elements or none."""
+    name = name_of(x.run.function).rstrip("_")
+    if name == "dropout":
+        return ()
+    needed = {"dropout1d": 3, "dropout3d": 5}.get(name, max(3, x.dim()))
+    if x.dim() != needed:
+        raise x.run.refusal(f"It takes {needed} dimensions with a batch, and got {x.dim()}.")
+    together = range(2, x.dim())
+    fixed(x, together)
+    return together
 
 
 @rule("alpha_dropout", "feature_alpha_dropout")

@@ -26,7 +26,7 @@ from covary.training.batches import shuffled
 # Inputs to measure on: a few seconds, for rows of tables and for images.
 _ROWS, _IMAGES = 128, 64
 _BATCH = 128
-# Training data that the posterior of weights is fitted to, and held-out ones, at most.
+# Training data that the posterior of weights is fitted to, at most.
 _FITTED = 2048
 # Noise that enters behind these layers, which stand before the first moments.
 _NAMES = {
@@ -100,18 +100,15 @@ def _with_weights(
 
     Where there is none, the network as it is, and why.
     """
-    held, rows = validation_rows(len(run.data.x), run.config)
+    _, rows = validation_rows(len(run.data.x), run.config)
     seed, device = run.config.training.seed, next(net.parameters()).device
     some = rows[shuffled(len(rows), seed, 2**31 + 3)[:_FITTED]]
     with torch.no_grad():
-        data, held_out = (
-            (front(run.data.x[each].to(device)), run.data.y[each].to(device))
-            for each in (some, held[:_FITTED])
-        )
-    known = held_out if len(held) else None
+        data = front(run.data.x[some].to(device)), run.data.y[some].to(device)
     try:
+        # No held-out data: where noise of the network explains them already, they want no more.
         with quietly():
-            fitted = posterior.fit(net, data, total=len(rows), held_out=known, progress=False)
+            fitted = posterior.fit(net, data, total=len(rows), progress=False)
     except ValueError as error:
         return net, [f"In the budget of the variance, weights are taken as known: {error}"]
     return fitted, []

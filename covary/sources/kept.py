@@ -28,10 +28,8 @@ class Kept(nn.Module):
             self._buffers[prefix + name.replace(".", "/")] = value.detach()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # What is kept belongs to the weights: all of it is replaced by what comes with them.
-        around = prefix[: prefix.rstrip(".").rfind(".") + 1]
-        if not any(key.startswith((prefix, f"{around}model.")) for key in state_dict):
-            return  # of something else
+        if not any(key.startswith(prefix) for key in state_dict):
+            return
         self._buffers.clear()
         for key, value in state_dict.items():
             if key.startswith(prefix):

@@ -164,13 +164,13 @@ class Plan:
         self.sources = _by_path(sources or {}, model)
         self._dropout = _dropping(dropout, model)
         # Weights that are dropped, by the path of the parameter.
-        self._connections = _connections(self.sources, model)
+        self._connections, self._places = _connections(self.sources, model)
         self.posterior = Posterior()
         self.model = model
         self._used: set[str] = set()
         self._dropped: set[str] = set()
 
-    @cached_property
+    @property
     def has_sources(self) -> bool:
         """Whether anything varies, whatever the inputs are; weights are not known before."""
         return not self.noise.is_none or bool(self.sources) or self._dropout is not None
@@ -193,7 +193,7 @@ class Plan:
 
     def enters_at(self, path: str) -> bool:
         """Whether any source enters at the output of the module of this path."""
-        return path in self.sources or (not path and self.posterior.noise is not None)
+        return _module(path) in self.sources or (not path and self.posterior.noise is not None)
 
     @property
     def depends_on_values(self) -> bool:
@@ -202,11 +202,16 @@ class Plan:
         is_relative = any(isinstance(s, DropConnect) or s.needs_variance for s in every)
         return is_relative or self._dropout is not None or self.has_weights
 
+    @property
+    def at_input(self) -> Sequence[Source]:
+        """The sources that enter at the input of the model, beside its noise."""
+        return [each for each in self.sources.get(INPUT, ()) if isinstance(each, Source)]
+
     def at(self, path: str) -> Sequence[Source]:
         """The sources that enter at the output of the module of this path."""
-        found = [each for each in self.sources.get(path, ()) if isinstance(each, Source)]
+        found = [each for each in self.sources.get(_module(path), ()) if isinstance(each, Source)]
         if found:
-            self._used.add(path)
+            self._used.add(_module(path))
         noise = None if path else self.posterior.noise
         return found if noise is None else [*found, Targets(noise)]
 
@@ -228,7 +233,7 @@ class Plan:
     def linearised(self) -> set[str]:
         """Names of the calls of layers whose outputs are linear in how their weights vary."""
         paths = self.posterior.prior_precision if self.posterior.is_linearised else ()
-        return {f"{path.removesuffix('.weight')}:weights" for path in paths}
+        return {f"{_layer(path)}:weights" for path in paths}
 
     def weights_by_identity(self) -> dict[int, tuple[str, UncertainWeights]]:
         """The path of the layer and how its weights vary, by the identity of the parameter."""
@@ -239,10 +244,7 @@ class Plan:
         found = self.posterior.weights
         for path, source in self._connections.items():
             found[path] = source.weights(parameters[path])
-        return {
-            id(parameters[path]): (path.removesuffix(".weight"), weights)
-            for path, weights in found.items()
-        }
+        return {id(parameters[path]): (_layer(path), weights) for path, weights in found.items()}
 
     @property
     def dropped_weights(self) -> set[str]:
@@ -251,7 +253,7 @@ class Plan:
 
     def note_use(self, path: str) -> None:
         """Remember that weights of the module of this path were used."""
-        self._used.add(path)
+        self._used.add(self._places.get(path, path))
 
     def check_all_used(self) -> None:
         """Raise an error for a source that was asked for and entered nowhere so far."""
@@ -274,11 +276,10 @@ class Plan:
     def settings(self) -> dict[str, float]:
         """The sources and dropout as numbers, to be saved with the weights and compared."""
         found = {
-            f"{name} of {type(source).__name__} {number} at {path or 'output'}": float(value)
+            f"{name} of {type(source).__name__} {number} at {path or 'output'}": value
             for path, every in self.sources.items()
             for number, source in enumerate(every, 1)
-            for name, value in vars(source).items()
-            if isinstance(value, Real)
+            for name, value in _numbers(source).items()
         }
         return found | {f"dropout in {path or 'all modules'}": 1.0 for path in self._dropout or ()}
 
@@ -292,8 +293,10 @@ def _by_path(
             "sources are a mapping from 'input' or the path of a module to a source, such as "
             f"{{'input': covary.sources.Relative(0.01)}}, got {type(sources).__name__}."
         )
-    paths = {path for path, _ in model.named_modules()} | {INPUT}
-    found = {}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    # A module that has several paths runs under the first of them.
+    first = {module: path for path, module in model.named_modules()}
+    found: dict[str, tuple[Source | DropConnect, ...]] = {}
     for path, given in sources.items():
         every = tuple(given) if isinstance(given, list | tuple) else (given,)
         wrong = [each for each in every if not isinstance(each, Source | DropConnect)]
@@ -302,32 +305,49 @@ def _by_path(
                 f"sources at {path!r} are GaussianNoise, Relative, Rounding or DropConnect of "
                 f"covary.sources, got {wrong[0]!r}."
             )
-        if path not in paths:
+        if path not in modules and path != INPUT:
             raise ValueError(
                 f"sources name {path!r}, and this model has no module of that path. It has "
-                f"{', '.join(map(repr, sorted(paths)[1:9]))} ..., and takes {INPUT!r}."
+                f"{', '.join(map(repr, list(modules)[1:9]))} ..., and takes {INPUT!r}."
             )
-        found[path] = every
+        place = path if path == INPUT else _module(first[modules[path]])
+        found[place] = (*found.get(place, ()), *every)
     return found
+
+
+def _numbers(source: Source | DropConnect) -> dict[str, float]:
+    """What tells a source from others of its class; of one without any number, that it is there."""
+    found = {name: float(value) for name, value in vars(source).items() if isinstance(value, Real)}
+    return found or {"presence": 1.0}
+
+
+def _layer(path: str) -> str:
+    """The path of the layer whose weight has this path; of another parameter, its own."""
+    return "" if path == "weight" else path.removesuffix(".weight")
 
 
 def _connections(
     sources: Mapping[str, Sequence[Source | DropConnect]], model: nn.Module
-) -> dict[str, DropConnect]:
-    """By the path of the parameter, how weights of modules are dropped."""
-    found = {}
-    for path, every in sources.items():
+) -> tuple[dict[str, DropConnect], dict[str, str]]:
+    """By the path of the parameter, how weights are dropped; by that of its layer, who said so."""
+    found, places = {}, {}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for place, every in sources.items():
+        path = place.removesuffix(".")  # of a module that is called as the input is
         for source in every:
             if not isinstance(source, DropConnect):
                 continue
-            weight = None if path == INPUT else getattr(model.get_submodule(path), "weight", None)
+            weight = None if place == INPUT else getattr(model.get_submodule(path), "weight", None)
             if not isinstance(weight, nn.Parameter) or weight.dim() not in (2, 3, 4):
                 raise ValueError(
                     f"DropConnect at {path!r} needs a linear layer or a convolution of one or two "
                     "dimensions, whose weight it drops. Name such a module."
                 )
-            found[f"{path}.weight" if path else "weight"] = source
-    return found
+            if names[id(weight)] in found:
+                raise ValueError(f"DropConnect drops the weights at {path!r} twice. Name it once.")
+            found[names[id(weight)]] = source
+            places[_layer(names[id(weight)])] = place
+    return found, places
 
 
 def _dropping(dropout: DropoutOption, model: nn.Module) -> frozenset[str] | None:

@@ -40,7 +40,10 @@ class Source(ABC):
 
     @abstractmethod
     def variance(self, mean: Tensor, var: Tensor) -> Tensor:
-        """The variance that it adds to each element of this mean and variance, to be broadcast."""
+        """The variance that it adds to each element of this mean and variance, to be broadcast.
+
+        With a gradient if the mean has one: covariances may be supervised.
+        """
 
     @abstractmethod
     def draw(self, value: Tensor, generator: torch.Generator) -> Tensor:
@@ -111,7 +114,7 @@ class Relative(Source):
         check_number("Relative", "a share of the value, 0.01 for 1%", self.share)
 
     def variance(self, mean: Tensor, var: Tensor) -> Tensor:
-        return (mean.detach().square() + var) * self.share**2
+        return (mean.square() + var) * self.share**2
 
     def draw(self, value: Tensor, generator: torch.Generator) -> Tensor:
         return value * torch.empty_like(value).normal_(1.0, self.share, generator=generator)
@@ -174,7 +177,7 @@ class DropoutMask(Source):
         return self.p / (1 - self.p)
 
     def variance(self, mean: Tensor, var: Tensor) -> Tensor:
-        return (mean.detach().square() + var) * self.odds
+        return (mean.square() + var) * self.odds
 
     def draw(self, value: Tensor, generator: torch.Generator) -> Tensor:
         shape = [1 if dim in self.common else size for dim, size in enumerate(value.shape)]
@@ -184,6 +187,4 @@ class DropoutMask(Source):
     def term(self, name: str, samples: Samples, kind: str, mean: Tensor, var: Tensor) -> Term:
         if not self.common:
             return super().term(name, samples, kind, mean, var)
-        return MaskTerm(
-            name, samples, kind, mean=mean.detach(), var=var, factor=self.odds, dims=self.common
-        )
+        return MaskTerm(name, samples, kind, mean=mean, var=var, factor=self.odds, dims=self.common)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from covary.covariance.samples import Samples
 from covary.covariance.terms import DROPOUT, WEIGHTS, Term
+from covary.settings import covariance_is_supervised
 
 # Numbers of the largest tensor while weights are drawn: 64 MB in single precision.
 _NUMBERS_AT_A_TIME = 2**24
@@ -88,7 +89,8 @@ class DropConnect:
 
     def weights(self, weight: Tensor) -> UncertainWeights:
         """How this weight varies."""
-        variance = weight.detach().flatten(1).square() * (self.p / (1 - self.p))
+        weight = weight if covariance_is_supervised() else weight.detach()
+        variance = weight.flatten(1).square() * (self.p / (1 - self.p))
         return UncertainWeights(variance, kind=DROPOUT)
 
 
@@ -237,6 +239,13 @@ class Positions:
         else:
             found = self.kernel.patches(value)
         return self._by_sample(found[None])[0]
+
+    def level(self, value: Tensor) -> Tensor:
+        """(B, 1, 1) the average of each sample's elements of a value that goes into the layer."""
+        front = value.flatten(1) if self.kernel is not None else value.reshape(-1, value.shape[-1])
+        averages = front.mean(1)
+        averages = averages if self.order is None else averages[self.order]
+        return averages.reshape(self.batch, -1).mean(1)[:, None, None]
 
     def arrange(self, rows: Tensor) -> Tensor:
         """(r, *shape) rows of what the layer gives -> (r, B, T, m)."""

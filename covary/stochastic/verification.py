@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from covary.linalg import is_finite
 from covary.models import left_alone
 from covary.moments import Moments
 from covary.nn import Dropout
+from covary.nn.fidelity import frames_to_caller
+from covary.passes import has_errors
 from covary.progress import Steps, shown
 from covary.stochastic.comparison import Error, LayerComparison, compare
 from covary.stochastic.sampling import sample_steady
@@ -141,6 +144,18 @@ def _drawn(
     axes = leaves(drawing.batch_axes((args, named)))
     outputs = leaves(net(*args, **named))
     outputs = {name: out for name, out in outputs.items() if isinstance(out, Moments)}
+    if drawing.plan.is_none and not has_errors((args, named)):
+        raise ValueError(
+            "Nothing varies in this network, so there is nothing to verify: it has no noise, "
+            "dropout or uncertain weights, and its inputs have no errors."
+        )
+    if drawing.posterior.is_linearised:
+        warnings.warn(
+            "Outputs of this network are taken as linear in how its weights vary, and draws are of "
+            "the network itself: they agree for narrow posteriors alone.",
+            UserWarning,
+            stacklevel=frames_to_caller(),
+        )
     most = min(_AT_ONCE, batch * _NUMBERS // max(map(_widest, outputs.values())))
     moments = {name: _some_outputs(out) for name, out in outputs.items()}
     del outputs  # and what the forward pass kept for them

@@ -45,6 +45,7 @@ class SourceContract(Contract):
         products = term.products(rows)
         assert_close(products, products.mT)
         assert_close(products.diagonal(dim1=1, dim2=2), term.variances(rows))
+        assert_close(term.by_element(rows).sum(-1).mT, term.variances(rows))
         assert bool((torch.linalg.eigvalsh(products) > -1e-9 * products.abs().max()).all())
 
     def test_elements_have_the_variance_of_their_term(self, name: str) -> None:
