@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from covary.covariance.sweep import Swept
-from covary.inputs import Inputs, batch_of, device_of, repeated, some
+from covary.inputs import Inputs, batch_of, device_of, in_order, repeated, some
 from covary.linalg import is_finite
 from covary.measuring import DrawnVariances, Measurements, described
 from covary.models import evaluating, left_alone, twin_of
@@ -238,6 +238,7 @@ class Converted(nn.Module):
     def run(self, run: Pass, inputs: Inputs) -> Any:
         """What the model gives in this pass: Varying values in place of tensors that vary."""
         args, named = inputs
+        named = in_order(self.model, named)  # so that inputs have the same names in any call
         before = running.set(run)
         try:
             if self.start is not None:

@@ -96,10 +96,7 @@ def arguments(model: nn.Module, batch: Any, *, has_labels: bool) -> Inputs:
     by name; any other dict is the one input. A tuple gives positional arguments: all of it, or,
     where labels may follow (batches of a loader), as many as ``forward`` requires.
     """
-    # Of a forward that was replaced on the instance, its own.
-    own = getattr(vars(model).get("forward"), "replaced", None)
-    parameters = list(inspect.signature(own or type(model).forward).parameters.values())
-    parameters = parameters if own else parameters[1:]
+    parameters = _parameters(model)
     args: tuple[Any, ...] = (batch,)
     named: dict[str, Any] = {}
     if isinstance(batch, tuple | list):
@@ -116,3 +113,20 @@ def arguments(model: nn.Module, batch: Any, *, has_labels: bool) -> Inputs:
             f"{type(batch).__name__} without a tensor."
         )
     return moved
+
+
+def in_order(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by name, in the order in which ``forward`` has them."""
+    if len(named) < 2:
+        return dict(named)
+    names = [each.name for each in _parameters(model)]
+    place = {name: names.index(name) if name in names else len(names) for name in named}
+    return {name: named[name] for name in sorted(named, key=place.__getitem__)}
+
+
+def _parameters(model: nn.Module) -> list[inspect.Parameter]:
+    """The parameters of a model's ``forward``."""
+    # Of a forward that was replaced on the instance, its own.
+    own = getattr(vars(model).get("forward"), "replaced", None)
+    parameters = list(inspect.signature(own or type(model).forward).parameters.values())
+    return parameters if own else parameters[1:]

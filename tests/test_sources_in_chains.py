@@ -217,3 +217,16 @@ def test_draws_are_not_those_of_the_seed_that_made_the_inputs(seed):
     model = nn.Sequential(nn.Conv2d(2, 6, 3), nn.ReLU(), *pooled).eval()
     net = covary.convert(model, noise={"": 0.0, "input": 0.1})
     assert covary.track(net, images, progress=False).ratio == pytest.approx(1, abs=0.25)
+
+
+def test_inputs_by_name_are_called_the_same_in_any_order():
+    class Sum(nn.Module):
+        def forward(self, p, q):
+            return p + 2 * q
+
+    net = covary.convert(Sum().eval(), noise=0)
+    p, q = (covary.Moments.of(torch.zeros(4, 2), std=std) for std in (0.1, 0.2))
+    covary.track(net, [(p, q)], progress=False)
+    first, other = net(p=p, q=q).budget(), net(q=q, p=p).budget()
+    torch.testing.assert_close(first["input"], torch.full((4, 2), 0.01))
+    torch.testing.assert_close(other["input"], first["input"])
