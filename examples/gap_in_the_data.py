@@ -1,4 +1,4 @@
-"""For an engineer whose data have a gap: weights that data left open tell where it is.
+"""For a researcher of uncertainty: weights that data left open tell where data are missing.
 
 python -m examples.gap_in_the_data
 """

@@ -13,6 +13,7 @@ from covary import activations, posterior
 from covary.budget import REMOVABLE, Budget
 from covary.convert import Converted, convert
 from covary.inputs import in_batches
+from covary.models import has_slope
 from covary.moments import Moments, mean_of
 from covary.nn import Flatten
 from covary.runs.directory import Run
@@ -56,7 +57,9 @@ def measure(run: Run, net: nn.Module, test: Predictions) -> tuple[BudgetResult |
         return None, [
             "There is no budget of the variance: nothing varies in this network, as its noise is 0."
         ]
-    converted, notes = _with_weights(run, front, converted)
+    notes: list[str] = []
+    if has_slope(behind):  # or else no gradient says how well weights are known
+        converted, notes = _with_weights(run, front, converted)
     count = _IMAGES if model.is_image else _ROWS
     _, rows = validation_rows(len(run.data.x), run.config)
     # Keys beyond any epoch; the first is that of tracking.

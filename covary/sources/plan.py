@@ -367,4 +367,4 @@ def _dropping(dropout: DropoutOption, model: nn.Module) -> frozenset[str] | None
                 f"dropout names {path!r}, and this model has no module of that path. It is True "
                 "for all dropout layers, or a list of paths of modules."
             )
-    return frozenset(wanted)
+    return frozenset(wanted) or None
