@@ -10,8 +10,18 @@ from torch import Tensor, nn
 
 import covary
 from covary.covariance import Full, LowRank
+from covary.covariance.samples import Samples
+from covary.covariance.terms import Term
 from covary.nn.fidelity import TrackingWarning
-from covary.sources import DropoutMask, GaussianNoise, InputErrors, Relative, Rounding
+from covary.sources import (
+    DropoutMask,
+    GaussianNoise,
+    InputErrors,
+    Relative,
+    Rounding,
+    UncertainWeights,
+    WeightTerm,
+)
 from covary.testing import SourceContract
 
 pytestmark = pytest.mark.filterwarnings("ignore::covary.nn.fidelity.TrackingWarning")
@@ -64,6 +74,7 @@ class TestSource(SourceContract):
         "relative": Relative(0.2),
         "rounding": Rounding(0.5),
         "dropout": DropoutMask(0.3),
+        "dropout of all together": DropoutMask(0.3, common=(1,)),
         "errors": InputErrors(Full(None, torch.rand(2, 5).double()), 0),
         "correlated errors": InputErrors(LowRank(torch.rand(1, 5, 2).double()), 0),
     }
@@ -210,3 +221,26 @@ def test_moments_go_back_in():
     twice = net(net(x))
     assert twice.mean.shape == (32, 2)
     assert bool((twice.variance > 0).all())
+
+
+@pytest.mark.parametrize("name", TestSource.cases)
+def test_parts_of_elements_are_those_of_the_slope(name):
+    """What terms write out is what any term has: the row times half the slope of its variance."""
+    mean = torch.randn(2, 5, generator=torch.Generator().manual_seed(0)).double()
+    var, rows = torch.full((1, 1), 0.2).double(), torch.randn(3, 2, 5).double()
+    term = TestSource.cases[name].term(name, Samples.along(mean), "noise", mean, var)
+    torch.testing.assert_close(Term.by_element(term, rows), term.by_element(rows))
+
+
+def test_parts_of_elements_of_weights_add_up():
+    inputs, rows = torch.randn(2, 4, 6).double(), torch.randn(3, 2, 4, 5).double()
+    samples, weights = Samples.along(rows[0]), UncertainWeights(torch.rand(5, 6).double())
+    term = WeightTerm(
+        "fc:weights",
+        samples,
+        weights=weights,
+        inputs=lambda: inputs,
+        more=torch.zeros(1, 1, 1).double(),
+        arrange=lambda rows: rows,
+    )
+    torch.testing.assert_close(term.by_element(rows).sum((2, 3)).mT, term.variances(rows))

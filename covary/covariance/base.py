@@ -132,15 +132,19 @@ class Covariance(ABC):
 
     def budget(self, rows: Tensor | None = None, *, matrices: bool = False) -> dict[str, Tensor]:
         """(B, r) variances of rows (1 | B, r, n), or of all units, by source; or (B, r, r) each."""
-        raise TypeError(
-            f"A {type(self).__name__} covariance does not remember where it comes from. Networks "
-            "that covary.convert made do, and it takes those of covary.nn layers too: "
-            "covary.convert(net)(x).budget()."
-        )
+        raise self._forgot_its_sources()
 
     def elements(self, source: str, rows: Tensor | None = None) -> Tensor:
         """(B, r, *shape) the part of each element of what a source enters."""
-        raise NotImplementedError
+        raise self._forgot_its_sources()
+
+    def _forgot_its_sources(self) -> TypeError:
+        return TypeError(
+            f"A {type(self).__name__} covariance does not remember where it comes from. That of an "
+            "output of a converted network does, and covary.convert takes networks of covary.nn "
+            "layers too: covary.convert(net)(x).budget(). Of a projection, ask for its rows: "
+            "out.budget(rows=rows)."
+        )
 
     def log_determinant(self, rtol: float) -> tuple[Tensor, Tensor]:
         """(1 | B,) log-determinant and rank within the subspace of full rank."""

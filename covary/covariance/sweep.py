@@ -146,7 +146,10 @@ class Tape:
         """(B, r, r) R C R^T for rows (r, *shape) of value ``at``, of covariance C."""
         total = rows.new_zeros(self.batch, len(rows), len(rows))
 
-        self.sweep(at, rows, lambda term, here: _nothing(total.add_(term.products(here))))
+        def meet(term: Term, here: Tensor) -> None:
+            total.add_(term.products(here))
+
+        self.sweep(at, rows, meet)
         return total
 
     def variances(self, at: int, rows: Tensor) -> dict[str, Tensor]:
@@ -277,10 +280,6 @@ def _signs(like: Tensor, generator: torch.Generator) -> Tensor:
 def _added(part: Tensor | None, extra: Tensor) -> Tensor:
     """Rows of a parent with others added, which may be of a shape that broadcasts it."""
     return extra if part is None else part + linalg.summed_to(extra, part.shape[1:])
-
-
-def _nothing(_: object) -> None:
-    """None, of a call that is made for what it changes."""
 
 
 def _is_own(part: Tensor, here: Tensor, *, is_own: bool) -> bool:

@@ -44,8 +44,14 @@ class Term(ABC):
         return self.products(rows).diagonal(dim1=-2, dim2=-1)
 
     def by_element(self, rows: Tensor) -> Tensor:
-        """(r, *shape) what each element of the value has in R D R^T; adds up to ``variances``."""
-        raise NotImplementedError
+        """(r, *shape) what each element of the value has in R D R^T; adds up to ``variances``.
+
+        Element e of a row R has R_e (D R)_e, and D R is half the slope of the variance.
+        """
+        with torch.enable_grad():
+            at = rows.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(self.variances(at).sum(), at)
+        return rows * slope / 2
 
     @property
     def is_linearised(self) -> bool:
