@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.exceptions import NotFittedError
 
 from covary.estimators import MomentClassifier, MomentRegressor
 
@@ -90,8 +91,11 @@ def test_errors_that_are_none(regressor, std, expected):
     x, _, y = problem()
     with pytest.raises(ValueError, match=expected):
         regressor.predict(x, X_std=std)
+    fresh = MomentRegressor(**SETTINGS)
     with pytest.raises(ValueError, match=expected):
-        MomentRegressor(**SETTINGS).fit(x, y, X_std=std)
+        fresh.fit(x, y, X_std=std)
+    with pytest.raises(NotFittedError):
+        fresh.predict(x)
 
 
 def test_errors_of_other_columns_and_errors_larger_than_the_data():

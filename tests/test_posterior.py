@@ -359,3 +359,29 @@ def test_a_chain_keeps_its_noise_and_a_plain_network_has_none():
     assert set(budget) == {"weights", "noise", "input"}
     plain = covary.models.plain(chain)
     assert set(fit(plain, (x, y))(x).budget().by_kind()) == {"weights"}
+
+
+class Recurrent(nn.Module):
+    """A hand-written cell, whose weights are used at every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.out = nn.Linear(3 + 4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        state = x.new_zeros(len(x), 4)
+        for step in x.unbind(1):
+            state = torch.tanh(self.cell(torch.cat([step, state], 1)))
+        return self.out(state)
+
+
+def test_weights_that_are_used_again_and_again_stay_fixed():
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 5, 3), torch.randint(0, 2, (64,))
+    model = Recurrent().eval()
+    with pytest.warns(UserWarning, match=r"stay fixed: cell\.weight.*used once"):
+        net = fit(model, (x, y))
+    assert list(net(x).budget()) == ["weights of out"]
+    assert list(fit(model, (x, y), layers="last").posterior.prior_precision) == ["out.weight"]
+    with pytest.raises(ValueError, match=r"of cell\.weight: .*once"):
+        fit(model, (x, y), layers=["cell"])

@@ -454,6 +454,9 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         """
         return gathered(list(self._outputs(X, calibrated, X_std)))
 
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "network_")
+
     def budget(self, X: ArrayLike, *, X_std: ArrayLike | None = None) -> Budget:
         """What the variance of the output is made of: a part (n, outputs) for each source.
 

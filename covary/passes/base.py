@@ -331,10 +331,16 @@ class Pass(ABC):
             return found if use is None else self.with_weights(args[0], found, use)
         return found
 
+    def meet_again(self, path: str) -> None:
+        """Weights that vary, of this path, are used a second time."""
+        raise self.refusal(
+            "Its weights vary, and are used a second time: both uses would have to vary alike.",
+            "Leave them out: covary.posterior.fit(net, data, layers=[...]), or no DropConnect.",
+        )
+
     def _use_of_weights(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> WeightUse | None:
         """How the layer that is called uses weights that vary; None if they do not."""
-        is_named = len(args) < 2
-        weight = kwargs.get("weight") if is_named else args[1]
+        weight = args[1] if len(args) > 1 else kwargs.get("weight")
         known = self._weights.get(id(weight))
         if known is None or not isinstance(args[0], Varying):
             return None
@@ -342,10 +348,7 @@ class Pass(ABC):
         self.plan.note_use(path)
         self._counts[f"{path}:weights"] += 1
         if self._counts[f"{path}:weights"] > 1:
-            raise self.refusal(
-                "Its weights vary, and are used a second time: both uses would have to vary alike.",
-                "Leave them out: covary.posterior.fit(net, data, layers=[...]), or no DropConnect.",
-            )
+            self.meet_again(path)
         names = ("bias", "stride", "padding", "dilation", "groups")
         options = dict(zip(names, args[2:], strict=False)) | dict(kwargs)
         assert isinstance(weight, Tensor)

@@ -40,6 +40,11 @@ class GradientPass(MomentPass):
         parameters = dict(net.plan.model.named_parameters())
         self._weights = {id(parameters[path]): (path, each) for path, each in weights.items()}
         self.met: dict[str, _Met] = {}
+        self.met_again: set[str] = set()
+
+    def meet_again(self, path: str) -> None:
+        """Remember weights that are used twice, and so cannot vary."""
+        self.met_again.add(path)
 
     def with_weights(self, x: Varying, found: Varying, use: WeightUse) -> Varying:
         """The same value, with a place where its gradient arrives."""

@@ -28,7 +28,7 @@ LIKELIHOODS = ("classification", "regression")
 _WIDEST, _MOST_WEIGHTS = 8192, 2**27
 _FIXED = (
     "These weights stay fixed: {}. Only those of linear layers vary, and of convolutions of one or "
-    "two dimensions without groups."
+    "two dimensions without groups, which are used once on the way to the output."
 )
 
 
@@ -221,13 +221,14 @@ def _chosen(
     out, run, axis = run_of(net, some(inputs, slice(0, 2), net.batch_dim), blank)
     probes = [met.probe for met in run.met.values()]
     arrive = torch.autograd.grad(out.sum(), probes, allow_unused=True) if probes else []
-    met = [path for path, grad in zip(run.met, arrive, strict=True) if grad is not None]
+    arrived = zip(run.met, arrive, strict=True)
+    met = [path for path, grad in arrived if grad is not None and path not in run.met_again]
     missing = [path for path in possible if path not in met]
     if not met or (missing and not isinstance(layers, str)):
         raise ValueError(
             f"No posterior can be found of {', '.join(missing) or 'this model, without weights'}: "
-            "no linear layer or convolution without groups uses them as they are on the way to the "
-            "output, behind start=. Leave them out: layers=[...]."
+            "no linear layer or convolution without groups uses them as they are, and once, on the "
+            "way to the output, behind start=. Leave them out: layers=[...]."
         )
     met = met[-1:] if layers == "last" else met
     weights = {}
