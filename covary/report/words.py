@@ -191,7 +191,7 @@ def judged_coverage(share: float, meant: float, count: int) -> str:
 def removable(budget: BudgetResult) -> str:
     """Which part of the variance more training data could remove, and which it could not."""
     if "weights" not in budget.kinds:
-        return "Weights are taken as known here: none of it could more training data remove."
+        return "Weights are taken as known: what more training data could remove is not told here."
     share, rest = budget.removable, 1 - budget.removable
     return f"More training data could remove {percent(share)} (weights), and {percent(rest)} not."
 
