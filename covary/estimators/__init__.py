@@ -11,7 +11,7 @@ except ImportError as error:
         "covary.estimators needs scikit-learn: pip install 'covary[sklearn]'"
     ) from error
 
-from covary.estimators.base import NOISES
-from covary.estimators.estimators import MomentClassifier, MomentRegressor
+from covary.estimators.base import EFFORTS
+from covary.estimators.regressor import MomentRegressor
 
-__all__ = ["NOISES", "MomentClassifier", "MomentRegressor"]
+__all__ = ["EFFORTS", "MomentRegressor"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -67,12 +67,29 @@ class TrainingConfig:
 
 
 def make_optimizer(config: TrainingConfig, module: nn.Module) -> torch.optim.Optimizer:
-    """Adam or AdamW over the module's parameters, fused into one kernel where there is one."""
+    """Adam or AdamW over the module's parameters, fused into one kernel where there is one.
+
+    Where the module has ``decays``, factors (R,) of its replicas, each has its own decoupled weight
+    decay: so many times that of the configuration.
+    """
     parameters = list(module.parameters())
-    settings: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    decays: Tensor | None = getattr(module, "decays", None)
+    common = config.weight_decay if decays is None else 0.0
+    settings: dict[str, Any] = {"lr": config.lr, "weight_decay": common}
     if all(parameter.device.type in ("cpu", "cuda") for parameter in parameters):
         settings["fused"] = True
-    return OPTIMIZERS[config.optimizer](parameters, **settings)
+    optimizer = OPTIMIZERS[config.optimizer](parameters, **settings)
+    if decays is not None:
+        rates = config.weight_decay * decays
+
+        @torch.no_grad()
+        def decay(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            kept = 1 - optimizer.param_groups[0]["lr"] * rates
+            for parameter in parameters:
+                parameter.mul_(kept.to(parameter).view(-1, *[1] * (parameter.dim() - 1)))
+
+        optimizer.register_step_pre_hook(decay)
+    return optimizer
 
 
 def learning_rate(config: TrainingConfig, step: int, steps: int) -> float:

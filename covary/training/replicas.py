@@ -139,11 +139,15 @@ class ReplicaLoss(nn.Module):
 
     Args:
         objectives: such as ``covary.training.RegressionLoss(net)``, of one architecture.
+        decays: of each replica, by how much its weight decay is multiplied; 1 by default.
     """
 
-    def __init__(self, objectives: Sequence[nn.Module]) -> None:
+    def __init__(
+        self, objectives: Sequence[nn.Module], *, decays: Sequence[float] | None = None
+    ) -> None:
         super().__init__()
         self.replicas = Replicas(objectives)
+        self.decays = None if decays is None else torch.tensor(decays)
         self.statistic = objectives[0].statistic
         self._seen: dict[Hashable, int] = {}
         self._steps: dict[Hashable, Callable[..., Any]] = {}

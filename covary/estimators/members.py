@@ -1,0 +1,301 @@
+"""The networks of an estimator: recipes, folds and members, all trained as one batched model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from covary.activations import MomentActivation
+from covary.covariance import Full
+from covary.estimators.data import Fold, Rows
+from covary.inputs import in_batches
+from covary.models import mlp, with_covariance
+from covary.moments import Moments
+from covary.nn import Rescale, Standardize
+from covary.training import Display, Epoch, TrainingConfig, fit
+from covary.training.objectives import measured
+from covary.training.replicas import ReplicaBatches, ReplicaLoss
+
+# Numbers in the covariances that are computed at a time: 128 MB in double precision.
+_NUMBERS_AT_A_TIME = 2**24
+# A recipe of less weight is left out: it costs as much as the others and says little.
+_LEAST_WEIGHT = 0.1
+
+
+class Recipe(NamedTuple):
+    """In what networks of an estimator differ: noise, and how weights are pulled to 0."""
+
+    noise: float
+    weight_decay: float
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is to be learnt.
+
+    Attributes:
+        x: raw inputs (n, d).
+        y: raw targets (n, t), or labels (n,).
+        std: (n, d) standard deviations of the errors of the inputs, if they have any.
+        outputs: of a network: targets, or classes.
+        seed: of initial weights and orders.
+    """
+
+    x: Tensor
+    y: Tensor
+    std: Tensor | None
+    outputs: int
+    seed: int
+
+    def inputs(self, rows: Rows) -> Tensor | Moments:
+        """Some inputs, with errors if they have any."""
+        return measured(self.x[rows], None if self.std is None else self.std[rows])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """What all networks of an estimator have in common.
+
+    Attributes:
+        hidden: units of each hidden layer.
+        activation: of all hidden layers.
+        covariance: how covariances are stored in training.
+        objective: the loss of a network of standardised data.
+    """
+
+    hidden: tuple[int, ...]
+    activation: str | MomentActivation
+    covariance: str
+    objective: Callable[[nn.Module], nn.Module]
+
+    def network(self, inputs: int, outputs: int, noise: float, seed: int) -> nn.Module:
+        """The same initial weights for every noise, so that noise makes the difference."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return mlp(
+                [inputs, *self.hidden, outputs],
+                activation=self.activation,
+                noise=noise,
+                covariance=self.covariance,
+            )
+
+    def predicting(self, net: nn.Module) -> nn.Module:
+        """The network with a covariance for each sample, in double precision."""
+        name = "diagonal" if self.covariance == "diagonal" else "full"
+        return with_covariance(net, name).double().eval()
+
+
+class Member(nn.Module):
+    """Networks of several recipes as one: standardised inputs -> weighted averages of Moments."""
+
+    weights: Tensor
+
+    def __init__(self, nets: Sequence[nn.Module], weights: Tensor) -> None:
+        super().__init__()
+        self.nets = nn.ModuleList(nets)
+        self.register_buffer("weights", weights)
+
+    def forward(self, x: Tensor | Moments) -> Moments:
+        """(B, d) -> Moments (B, t)."""
+        found = [net(x) for net in self.nets]
+        mean = sum(w * each.mean for w, each in zip(self.weights, found, strict=True))
+        matrix = sum(
+            w * each.covariance_matrix for w, each in zip(self.weights, found, strict=True)
+        )
+        return Moments(cast(Tensor, mean), Full(cast(Tensor, matrix)))
+
+
+class Outputs(NamedTuple):
+    """What members say of n rows, on the standardised scale.
+
+    Attributes:
+        mean: (n, t) the average of their means.
+        emergent: (n, t, t) the average of their covariances.
+        spread: (n, t, t) the covariance of their means, as of a draw of one more member.
+        errors: (n, t, t) what errors of the inputs add to ``emergent``; 0 without any.
+    """
+
+    mean: Tensor
+    emergent: Tensor
+    spread: Tensor
+    errors: Tensor
+
+
+class Ensemble(nn.Module):
+    """Raw inputs -> Moments of raw targets or of logits, by all members.
+
+    The covariance is the average of the members' own, plus that of their means.
+    """
+
+    def __init__(
+        self, standardize: Standardize, members: Sequence[nn.Module], rescale: Rescale | None
+    ) -> None:
+        super().__init__()
+        self.standardize, self.members = standardize, nn.ModuleList(members)
+        self.rescale = rescale
+
+    def forward(self, x: Tensor | Moments) -> Moments:
+        """(B, d) -> Moments (B, t)."""
+        found = self.outputs(x)
+        moments = Moments(found.mean, Full(found.emergent + found.errors + found.spread))
+        return moments if self.rescale is None else self.rescale(moments)
+
+    @torch.no_grad()
+    def outputs(self, x: Tensor | Moments) -> Outputs:
+        """What members say of raw inputs (n, d), as many rows at a time as fit into memory."""
+        parts = []
+        for some in in_batches(x, _rows_at_a_time(self.members)):
+            given = self.standardize(some)
+            found = [member(given) for member in self.members]
+            means = torch.stack([each.mean for each in found])
+            matrix = torch.stack([each.covariance_matrix for each in found]).mean(0)
+            exact = matrix
+            if isinstance(given, Moments):
+                every = [member(given.mean).covariance_matrix for member in self.members]
+                exact = torch.stack(every).mean(0)
+            parts.append(Outputs(means.mean(0), exact, _spread(means), matrix - exact))
+        return Outputs(*(torch.cat(each) for each in zip(*parts, strict=True)))
+
+
+class Trained(NamedTuple):
+    """Trained members, and what they say of rows that they have not seen.
+
+    Attributes:
+        ensemble: all members.
+        held_out: of each row, by the members of its fold.
+        weights: of the recipes.
+        errors: of each recipe, the loss of its held-out predictions.
+        history: each epoch, averaged over networks.
+    """
+
+    ensemble: Ensemble
+    held_out: Outputs
+    weights: dict[Recipe, float]
+    errors: dict[Recipe, float]
+    history: list[Epoch]
+
+
+def train(
+    task: Task,
+    architecture: Architecture,
+    folds: Sequence[Fold],
+    recipes: Sequence[Recipe],
+    *,
+    members: int,
+    config: TrainingConfig,
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    display: Display | None = None,
+) -> Trained:
+    """Networks of all recipes, ``members`` for each fold, that are trained without its rows.
+
+    Recipes are weighted so that the loss of held-out rows, ``loss_of`` the mean (n, t) and targets
+    of the network's scale, is least.
+    """
+    standardize = Standardize.of(task.x)
+    rescale = Rescale.of(task.y) if task.y.is_floating_point() else None
+    x, y = standardize(task.x), task.y
+    if rescale is not None:
+        y = ((y - rescale.shift) / rescale.scale).float()
+    seeds = [task.seed + number for number in range(len(folds) * members)]
+    nets = [
+        architecture.network(x.shape[1], task.outputs, recipe.noise, seed)
+        for seed in seeds
+        for recipe in recipes
+    ]
+    loss = ReplicaLoss(
+        [architecture.objective(net) for net in nets],
+        decays=[recipe.weight_decay for _ in seeds for recipe in recipes],
+    )
+    rows = [fold.training for fold in folds for _ in range(members * len(recipes))]
+    batches = ReplicaBatches(
+        x,
+        y,
+        torch.stack([torch.as_tensor(each) for each in rows]),
+        config.batch_size,
+        seeds=[seed for seed in seeds for _ in recipes],
+        std=None if task.std is None else (task.std / standardize.scale).float(),
+    )
+    history = fit(loss, batches, config, display=display)
+    trained = iter(architecture.predicting(cast(Any, one).net) for one in loss.unstack())
+    table = [[next(trained) for _ in recipes] for _ in seeds]  # members, then recipes
+    standardize = standardize.double()
+    means, matrices = _unseen(task, standardize, folds, table)
+    y = y.to(means) if y.is_floating_point() else y
+    averages = means.mean(1)
+    weights = _weights(averages, y, loss_of)
+    kept = [c for c, weight in enumerate(weights.tolist()) if weight > 0]
+    mixed, matrix = torch.tensordot(weights, means, 1), torch.tensordot(weights, matrices, 1)
+    exact = matrix
+    if task.std is not None:
+        _, matrices = _unseen(replace(task, std=None), standardize, folds, table)
+        exact = torch.tensordot(weights, matrices, 1)
+    chosen = [Member([row[c] for c in kept], weights[kept]) for row in table]
+    return Trained(
+        Ensemble(standardize, chosen, rescale),
+        Outputs(mixed.mean(0), exact, _spread(mixed), matrix - exact),
+        {recipes[c]: float(weights[c]) for c in kept},
+        {recipe: float(loss_of(mean, y)) for recipe, mean in zip(recipes, averages, strict=True)},
+        history,
+    )
+
+
+@torch.no_grad()
+def _unseen(
+    task: Task, standardize: Standardize, folds: Sequence[Fold], table: Sequence[Sequence[nn.Module]]
+) -> tuple[Tensor, Tensor]:
+    """What networks say of rows that they have not seen, by recipe: means (c, m, n, t), and
+    covariances (c, n, t, t) averaged over the m members of the fold that holds a row out."""
+    members = len(table) // len(folds)
+    means, matrices = [], []
+    for number, fold in enumerate(folds):
+        own = table[number * members : (number + 1) * members]
+        for some in in_batches(task.inputs(fold.held_out), _rows_at_a_time(own[0][0])):
+            given = standardize(some)
+            found = [[net(given) for net in row] for row in own]
+            means.append(torch.stack([torch.stack([e.mean for e in row]) for row in found]))
+            every = [torch.stack([e.covariance_matrix for e in row]) for row in found]
+            matrices.append(torch.stack(every).mean(0))
+    order = torch.cat([torch.as_tensor(fold.held_out) for fold in folds]).argsort()
+    return torch.cat(means, 2)[:, :, order].transpose(0, 1), torch.cat(matrices, 1)[:, order]
+
+
+def _rows_at_a_time(net: nn.Module) -> int:
+    """How many rows of covariances of the widest layer fit into memory."""
+    widest = max([1, *(value.shape[-1] for value in net.parameters())])
+    return max(1, _NUMBERS_AT_A_TIME // widest**2)
+
+
+def _spread(means: Tensor) -> Tensor:
+    """(n, t, t) the covariance of means (m, n, t), as of a draw of one more member."""
+    gap = means - means.mean(0)
+    return torch.einsum("mni,mnj->nij", gap, gap) / max(1, len(means) - 1)
+
+
+def _weights(
+    means: Tensor, y: Tensor, loss_of: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """(c,) shares of recipes, of held-out means (c, n, t), under which the loss is least."""
+    logs = torch.zeros(len(means), dtype=means.dtype, requires_grad=True)
+    optimizer = torch.optim.LBFGS([logs], max_iter=50, line_search_fn="strong_wolfe")
+
+    def mixed(shares: Tensor) -> Tensor:
+        return loss_of(torch.tensordot(shares, means, 1), y)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = mixed(logs.softmax(0)).log() + 1e-4 * logs.square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    with torch.enable_grad():
+        optimizer.step(cast(Any, closure))
+    shares = logs.detach().softmax(0)
+    if not shares.isfinite().all():
+        shares = torch.zeros_like(shares)
+        shares[torch.stack([loss_of(mean, y) for mean in means]).nan_to_num(torch.inf).argmin()] = 1
+    shares = torch.where(shares < _LEAST_WEIGHT, 0.0, shares)
+    return shares / shares.sum()

@@ -1,0 +1,379 @@
+"""MomentRegressor: means, and distributions of what will be observed."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.base import RegressorMixin
+from sklearn.utils.validation import validate_data
+from torch import Tensor
+
+from covary.activations import MomentActivation
+from covary.budget import Budget
+from covary.covariance import Full
+from covary.estimators.base import Floats, MomentEstimator
+from covary.estimators.members import Outputs, Task, Trained
+from covary.moments import Moments
+from covary.training import RegressionLoss
+from covary.uncertainty.predictive import Predictive
+from covary.uncertainty.residuals import (
+    FAMILIES,
+    PARTS,
+    Evidence,
+    FittedResiduals,
+    Scales,
+    fit_residuals,
+)
+
+VARIANCES = ("learned", "emergent")
+# Parts of a variance that are less than this on average are said to be thrown away.
+_LEAST_SHARE = 0.01
+
+
+class VariancePart(NamedTuple):
+    """What a part of the variance is worth.
+
+    Attributes:
+        share: of the variance, on average over held-out rows.
+        gain: by how many nats a held-out row is likelier with it than without.
+    """
+
+    share: float
+    gain: float
+
+
+class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
+    """Regression with a distribution for each row, of one target or several.
+
+    Networks are trained on squared error alone (SMUC). The variance of a prediction adds what
+    emerges within the networks, how much they differ, and a learned function of the inputs, all
+    fitted to residuals of rows that the networks have not seen; far from the training data it
+    grows with the distance (docs/table.md).
+
+    Args:
+        effort: ``"quick"``, ``"default"`` or ``"thorough"``: how much is trained
+            (``covary.estimators.EFFORTS``); single choices are made by the other arguments.
+        variance: ``"learned"``, or ``"emergent"`` for the covariance of the networks alone, times
+            one number and plus another (``covary.uncertainty.calibration.fit_variance``).
+        distribution: ``"normal"``, ``"student"``, ``"mixture"`` (of several modes), or ``"auto"``
+            for that under which held-out rows are likeliest.
+        hidden: units of each hidden layer.
+        activation: of all hidden layers: a name of ``covary.activations.names()``, or a
+            ``MomentActivation``.
+        noise: the standard deviation sigma of the noise on the inputs and before each activation,
+            in standard deviations of the inputs' columns; or several, which are weighted.
+        weight_decay: how strongly weights are pulled to zero, per step, times ``lr``; or several,
+            which are weighted by held-out rows.
+        covariance: how covariances are stored in training: ``"shared"`` (one for each mini-batch,
+            which is fastest), ``"tracked"``, ``"full"`` or ``"diagonal"``. Predictions have one for
+            each row, diagonal if that was chosen and full if not.
+        folds: of the cross-validation.
+        members: networks for each fold.
+        epochs: passes over the training data.
+        batch_size: samples in a step.
+        lr: learning rate of AdamW, at its highest: it goes up for 30% of the steps, then down to 0.
+        random_state: decides initial weights, the order of samples and the folds.
+        verbose: show progress.
+
+    Attributes:
+        variance_parts_: of ``"emergent"``, ``"spread"`` and ``"learned"``, the ``VariancePart``:
+            its share of the variance, and by how much it makes held-out rows likelier; averages
+            over targets. None where there is nothing to choose.
+        held_out_loss_: negative log density of a held-out row, in nats, on the scale of the
+            targets.
+        distribution_: that of each target.
+
+    Examples:
+        >>> from sklearn.datasets import make_regression
+        >>> x, y = make_regression(60, 3, random_state=0)
+        >>> model = MomentRegressor("quick", epochs=5, random_state=0).fit(x, y)
+        >>> mean, std = model.predict(x[:5], return_std=True)
+        >>> low, high = model.predict_interval(x[:5], level=0.9)
+        >>> mean.shape, std.shape, bool((low < high).all())
+        ((5,), (5,), True)
+    """
+
+    _objective = RegressionLoss
+
+    def __init__(
+        self,
+        effort: str = "default",
+        *,
+        variance: str = "learned",
+        distribution: str = "auto",
+        hidden: Sequence[int] = (64, 64),
+        activation: str | MomentActivation = "relu",
+        noise: float | Sequence[float] = 0.1,
+        weight_decay: float | Sequence[float] | None = None,
+        covariance: str = "shared",
+        folds: int | None = None,
+        members: int | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float = 1e-2,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(
+            effort, hidden=hidden, activation=activation, noise=noise, weight_decay=weight_decay,
+            covariance=covariance, folds=folds, members=members, epochs=epochs,
+            batch_size=batch_size, lr=lr, random_state=random_state, verbose=verbose,
+        )  # fmt: skip
+        self.variance, self.distribution = variance, distribution
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    @staticmethod
+    def _loss(mean: Tensor, y: Tensor) -> Tensor:
+        return (mean - y).square().mean()
+
+    def fit(self, X: ArrayLike, y: ArrayLike, *, X_std: ArrayLike | None = None) -> MomentRegressor:
+        """Train on inputs (n, d) and targets (n,) or (n, t).
+
+        ``X_std`` are standard deviations of the errors of the inputs, (d,) or (n, d), in their
+        units. With ``covariance="shared"`` they are averaged over a mini-batch in training; choose
+        ``"full"`` where rows differ much.
+        """
+        if self.variance not in VARIANCES:
+            raise ValueError(
+                f"variance must be one of {', '.join(VARIANCES)}, got {self.variance!r}."
+            )
+        if self.distribution not in ("auto", *FAMILIES):
+            raise ValueError(
+                f"distribution must be auto or one of {', '.join(FAMILIES)}, got "
+                f"{self.distribution!r}."
+            )
+        x, target = validate_data(
+            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2
+        )
+        self._one_dimensional = target.ndim == 1
+        columns = torch.tensor(target.reshape(len(x), -1), dtype=torch.float64)
+        trained, task = self._train(torch.tensor(x), columns, X_std, columns.shape[1])
+        self._fit_residuals(trained, task)
+        return self
+
+    def _fit_residuals(self, trained: Trained, task: Task) -> None:
+        """Fit the distribution of each target to residuals of rows that networks have not seen."""
+        rescale = self.network_.rescale
+        assert rescale is not None
+        y, inputs = (task.y - rescale.shift) / rescale.scale, self.network_.standardize(task.x)
+        found, t = trained.held_out, y.shape[1]
+        # Fewer networks than in the end predict a held-out row, so its error is a little larger.
+        fewer = 1 / self._checked_effort().members - 1 / len(self.network_.members)
+        self._residuals: list[FittedResiduals] = [
+            fit_residuals(
+                _evidence(inputs, found, column, fewer),
+                (y - found.mean)[:, column],
+                parts=PARTS if self.variance == "learned" else ("emergent",),
+                families=FAMILIES if self.distribution == "auto" else (self.distribution,),
+                seed=task.seed,
+            )
+            for column in range(t)
+        ]
+        levels = torch.stack([each.levels for each in self._residuals], 1)
+        self._far = np.sort((levels - 0.5).abs().numpy(), 0)  # (n, t)
+        scores = torch.special.ndtri(levels.clamp(1e-6, 1 - 1e-6))
+        # As if t samples without correlation had been seen, too.
+        matrix = (scores.mT @ scores + t * torch.eye(t)) / (len(scores) + t)
+        size = matrix.diagonal().sqrt()
+        self._correlation: Floats = (matrix / (size[:, None] * size)).numpy()
+        self.distribution_ = [each.model.family for each in self._residuals]
+        units = rescale.scale.log().tolist()
+        self.held_out_loss_ = float(
+            np.mean([each.model.loss + u for each, u in zip(self._residuals, units, strict=True)])
+        )
+        self.variance_parts_ = self._parts_worth()
+
+    def _parts_worth(self) -> dict[str, VariancePart]:
+        """The share and the gain of each part of the variance, averaged over targets."""
+        found = {
+            name: VariancePart(
+                float(np.mean([each.shares[name] for each in self._residuals])),
+                float(np.mean([each.without[name] - each.model.loss for each in self._residuals])),
+            )
+            for name in PARTS
+            if all(name in each.without for each in self._residuals)
+        }
+        for name, part in found.items():
+            if name != "learned" and part.share < _LEAST_SHARE:
+                warnings.warn(
+                    f"Held-out rows give the {_WORDS[name]} {part.share:.1%} of the variance: it "
+                    "says nothing of the errors here. See variance_parts_.",
+                    UserWarning,
+                    stacklevel=4,
+                )
+        return found
+
+    def _taken_apart(
+        self, X: ArrayLike, X_std: ArrayLike | None
+    ) -> tuple[Predictive, dict[str, Floats]]:
+        """The distributions of n rows, and what their variances (n, t) are made of."""
+        x = self._inputs(X)
+        out = self.network_.outputs(self._with_errors(x, X_std))
+        inputs = self.network_.standardize(x)
+        rescale = self.network_.rescale
+        assert rescale is not None
+        every = [
+            each.model(_evidence(inputs, out, column, 0.0))
+            for column, each in enumerate(self._residuals)
+        ]
+        joined = [_components(found) for found in every]
+        weights, shifts, scales = (np.stack(part, 1) for part in zip(*joined, strict=True))
+        df = np.array([float(found.df.mean()) for found in every])
+        near = Predictive(weights, shifts, scales, df, self._correlation, False)
+        # Off the data, a target may be as far from what networks say as it varies over the data.
+        doubt = self.novelty_(inputs).square().numpy()[:, None]
+        var = near._var()
+        unit = rescale.scale.numpy()
+        mean = (rescale.shift + rescale.scale * out.mean).numpy()
+        wide = near.widened(unit * np.sqrt(1 + doubt / var))
+        centred = Predictive(
+            wide.weights, mean[..., None] + wide.locations, wide.scales, df, self._correlation,
+            self._one_dimensional,
+        )  # fmt: skip
+        parts = _parts(every, out, var)
+        parts["doubt of the model"] = parts["doubt of the model"] + doubt
+        return centred, {name: part * unit**2 for name, part in parts.items()}
+
+    def predict_distribution(
+        self, X: ArrayLike, *, X_std: ArrayLike | None = None
+    ) -> Predictive:
+        """What may be observed at inputs (n, d): a distribution for each row.
+
+        It has ``mean``, ``std``, ``logpdf(y)``, ``cdf(y)``, ``ppf(q)``, ``interval(level)`` and
+        ``rvs(size)``, as scipy's distributions; for several targets ``cov`` too.
+        """
+        return self._taken_apart(X, X_std)[0]
+
+    def predict(
+        self,
+        X: ArrayLike,
+        return_std: bool = False,
+        return_cov: bool = False,
+        *,
+        X_std: ArrayLike | None = None,
+    ) -> Any:
+        """Means, and if wanted a measure of how sure they are, on the scale of the targets.
+
+        Args:
+            X: inputs (n, d).
+            return_std: give standard deviations too.
+            return_cov: give covariances too.
+            X_std: standard deviations of the errors of the inputs, (d,) or (n, d), on their scale.
+
+        Returns:
+            The mean, (n,) or (n, t) as the targets were; or the mean and its standard deviation,
+            of the same shape; or the mean and the covariance of a sample's targets, (n, t, t).
+        """
+        if return_std and return_cov:
+            raise ValueError("predict gives a standard deviation or a covariance, not both.")
+        found = self.predict_distribution(X, X_std=X_std)
+        if return_cov:
+            return found.mean(), found.cov()
+        return (found.mean(), found.std()) if return_std else found.mean()
+
+    def predict_interval(
+        self,
+        X: ArrayLike,
+        level: float = 0.9,
+        *,
+        conformal: bool = False,
+        X_std: ArrayLike | None = None,
+    ) -> tuple[Floats, Floats]:
+        """Ends of the intervals in which targets lie with this probability, (n,) or (n, t) each.
+
+        Args:
+            X: inputs (n, d).
+            level: the share of the targets that is to be inside.
+            conformal: correct the level by held-out rows: so that it would have held for them, each
+                predicted without itself (cross-conformal; of few rows the ends may be infinite).
+            X_std: standard deviations of the errors of the inputs, (d,) or (n, d), on their scale.
+        """
+        found = self.predict_distribution(X, X_std=X_std)
+        if not conformal:
+            return found.interval(level)
+        if not 0 < level < 1:
+            raise ValueError(f"The level of an interval is between 0 and 1, got {level}.")
+        n = len(self._far)
+        place = math.ceil((n + 1) * level)
+        far = self._far[place - 1] if place <= n else np.full(self._far.shape[1], 0.5)
+        inside = np.minimum(far, 0.5 - 1e-9)
+        shape = (len(found.weights), len(far))
+        infinite = np.where(far >= 0.5, np.inf, 0.0)
+        ends = [
+            found._out(found._ppf(np.broadcast_to(0.5 + sign * inside, shape)) + sign * infinite)
+            for sign in (-1, 1)
+        ]
+        return ends[0], ends[1]
+
+    def uncertainty(self, X: ArrayLike, *, X_std: ArrayLike | None = None) -> Floats:
+        """(n,) higher is less sure: the standard deviation; of several targets, of all together.
+
+        That is the root of the determinant of their covariance, to the power of one target.
+        """
+        found = self.predict_distribution(X, X_std=X_std)
+        t = len(found.df)
+        _, logarithm = np.linalg.slogdet(found.cov())
+        return cast(Floats, np.exp(logarithm / (2 * t)))
+
+    def moments(self, X: ArrayLike, *, X_std: ArrayLike | None = None) -> Moments:
+        """Mean (n, t) and covariance (n, t, t) of the distributions, in double precision."""
+        found = self.predict_distribution(X, X_std=X_std)
+        mean = (found.weights * found.locations).sum(-1)
+        return Moments(torch.tensor(mean), Full(torch.tensor(found.cov())))
+
+    def budget(self, X: ArrayLike, *, X_std: ArrayLike | None = None) -> Budget:
+        """What the variance is made of: parts (n, t) that add up to it.
+
+        ``noise of the data`` is what residuals of held-out rows have shown; ``doubt of the model``
+        is how far its members differ, and the distance from the training data; ``errors of the
+        inputs`` are those that ``X_std`` gives.
+        """
+        _, parts = self._taken_apart(X, X_std)
+        return Budget({name: torch.tensor(part) for name, part in parts.items()})
+
+
+_WORDS = {"emergent": "covariance of the networks", "spread": "disagreement of the members"}
+
+
+def _evidence(inputs: Tensor, found: Outputs, column: int, fewer: float) -> Evidence:
+    """What is known of rows for one target; ``fewer`` times the spread is known, too."""
+    emergent, spread, errors = (
+        each[:, column, column] for each in (found.emergent, found.spread, found.errors)
+    )
+    return Evidence(
+        inputs, found.mean[:, column], emergent, spread, errors.clamp(min=0) + fewer * spread
+    )
+
+
+def _components(found: Scales) -> tuple[Floats, Floats, Floats]:
+    """Weights, shifts and scales (n, m k) of the components of all networks."""
+    m, n, k = found.squared.shape
+    every = (found.logits.exp() / m, found.shifts, found.squared.sqrt())
+    weights, shifts, scales = (
+        each.expand(m, n, k).transpose(0, 1).reshape(n, m * k).double().numpy() for each in every
+    )
+    return weights, shifts, scales
+
+
+def _parts(every: Sequence[Scales], out: Outputs, var: Floats) -> dict[str, Floats]:
+    """Parts (n, t) of variances, in proportion to those of squared scales."""
+    noise, doubt, errors = [], [], []
+    for column, found in enumerate(every):
+        parts = {name: part.mean(0).double().numpy() for name, part in found.parts.items()}
+        noise.append(parts["emergent"] + parts["learned"])
+        doubt.append(parts["spread"])
+        errors.append(out.errors[:, column, column].clamp(min=0).numpy())
+    named = {"noise of the data": noise, "doubt of the model": doubt, "errors of the inputs": errors}
+    arrays = {name: np.stack(part, 1) for name, part in named.items()}
+    total = sum(arrays.values())
+    return {name: part / total * var for name, part in arrays.items() if part.any()}

@@ -1,0 +1,215 @@
+"""Predictive distributions: what may be observed, one distribution for each row and target."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+
+# Halvings of an interval in which a quantile is looked for: 2^-60 of it is round-off.
+_HALVINGS = 60
+# How far from 0 and 1 probabilities stay before they become normal scores.
+_LEAST_PROBABILITY = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class Predictive:
+    """A mixture of Student's t distributions for each of n rows and t targets.
+
+    One component is a Student's t, or a normal distribution where ``df`` is infinite. Methods are
+    those of scipy's frozen distributions; probabilities of several targets are one by one, and
+    their joint density takes ``correlation`` as a Gaussian copula.
+
+    Attributes:
+        weights: (n, t, k) of the components, which add up to 1.
+        locations: (n, t, k) their centres.
+        scales: (n, t, k) their scales: the standard deviation, of a normal distribution.
+        df: (t,) degrees of freedom, above 2; infinite for normal distributions.
+        correlation: (n, t, t) or (t, t) of the targets.
+        is_one_target: whether a single target's arrays are (n,) and not (n, 1).
+    """
+
+    weights: Floats
+    locations: Floats
+    scales: Floats
+    df: Floats
+    correlation: Floats
+    is_one_target: bool = True
+
+    @classmethod
+    def normal(cls, mean: Floats, cov: Floats, *, is_one_target: bool = True) -> Predictive:
+        """Normal distributions of means (n, t) and covariances (n, t, t)."""
+        std = np.sqrt(np.diagonal(cov, axis1=1, axis2=2))
+        safe = np.where(std > 0, std, 1.0)
+        correlation = cov / (safe[:, :, None] * safe[:, None, :])
+        df = np.full(mean.shape[1], np.inf)
+        ones = np.ones((*mean.shape, 1))
+        return cls(ones, mean[..., None], std[..., None], df, correlation, is_one_target)
+
+    def mean(self) -> Floats:
+        """(n,) or (n, t) averages."""
+        return self._out((self.weights * self.locations).sum(-1))
+
+    def var(self) -> Floats:
+        """(n,) or (n, t) variances."""
+        return self._out(self._var())
+
+    def std(self) -> Floats:
+        """(n,) or (n, t) standard deviations."""
+        return self._out(np.sqrt(self._var()))
+
+    def cov(self) -> Floats:
+        """(n, t, t) covariances."""
+        std = np.sqrt(self._var())
+        return cast(Floats, self.correlation * (std[:, :, None] * std[:, None, :]))
+
+    def logpdf(self, y: ArrayLike) -> Floats:
+        """(n,) logarithms of the density of targets y (n,) or (n, t), all targets together."""
+        values = self._in(y)
+        each = self._log_density(values)
+        found = each.sum(-1)
+        if each.shape[1] > 1:
+            found = found + _log_copula(self._cdf(values), self.correlation)
+        return cast(Floats, found)
+
+    def pdf(self, y: ArrayLike) -> Floats:
+        """(n,) densities of targets."""
+        return cast(Floats, np.exp(self.logpdf(y)))
+
+    def cdf(self, y: ArrayLike) -> Floats:
+        """(n,) or (n, t) probabilities of at most y, which is a number or (n,) or (n, t)."""
+        return self._out(self._cdf(self._in(y)))
+
+    def ppf(self, q: ArrayLike) -> Floats:
+        """(n,) or (n, t) quantiles at probabilities q: a number, or (n,) or (n, t)."""
+        level = self._in(q)
+        if not ((level > 0) & (level < 1)).all():
+            raise ValueError("Quantiles need probabilities between 0 and 1, both left out.")
+        return self._out(self._ppf(level))
+
+    def interval(self, confidence: float) -> tuple[Floats, Floats]:
+        """Ends of the central intervals that hold this share of the probability."""
+        if not 0 < confidence < 1:
+            raise ValueError(f"The level of an interval is between 0 and 1, got {confidence}.")
+        tail = (1 - confidence) / 2
+        return self.ppf(tail), self.ppf(1 - tail)
+
+    def rvs(self, size: int = 1, random_state: Any = None) -> Floats:
+        """(size, n) or (size, n, t) draws."""
+        random = np.random.default_rng(random_state)
+        n, t, _ = self.weights.shape
+        # Normal scores with the correlation of the targets, then their own distributions.
+        factor = np.linalg.cholesky(_positive(np.broadcast_to(self.correlation, (n, t, t))))
+        normal = np.einsum("nij,snj->sni", factor, random.standard_normal((size, n, t)))
+        level = np.clip(_normal_cdf(normal), _LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
+        draws = self._ppf(level)
+        return cast(Floats, draws[..., 0] if self.is_one_target else draws)
+
+    def widened(self, factor: Floats) -> Predictive:
+        """The same with deviations from the mean (n, t) times so much."""
+        mean = (self.weights * self.locations).sum(-1, keepdims=True)
+        locations = mean + factor[..., None] * (self.locations - mean)
+        scales = factor[..., None] * self.scales
+        return Predictive(
+            self.weights, locations, scales, self.df, self.correlation, self.is_one_target
+        )
+
+    def _var(self) -> Floats:
+        mean = (self.weights * self.locations).sum(-1, keepdims=True)
+        with np.errstate(invalid="ignore"):
+            spread = np.where(np.isinf(self.df), 1.0, self.df / (self.df - 2))
+        own = self.scales**2 * spread[:, None]
+        return cast(Floats, (self.weights * (own + (self.locations - mean) ** 2)).sum(-1))
+
+    def _log_density(self, y: Floats) -> Floats:
+        """(n, t) of each target."""
+        gap = (y[..., None] - self.locations) / self.scales
+        log = _unit_log_density(gap, self.df[:, None]) - np.log(self.scales)
+        top = log.max(-1, keepdims=True)
+        with np.errstate(divide="ignore"):
+            return cast(Floats, np.log((self.weights * np.exp(log - top)).sum(-1)) + top[..., 0])
+
+    def _cdf(self, y: Floats) -> Floats:
+        gap = (y[..., None] - self.locations) / self.scales
+        return cast(Floats, (self.weights * _unit_cdf(gap, self.df[:, None])).sum(-1))
+
+    def _ppf(self, level: Floats) -> Floats:
+        """Quantiles at probabilities (..., n, t)."""
+        unit = _unit_ppf(level, self.df)[..., None]
+        each = self.locations + self.scales * unit
+        # The quantile of a mixture lies between the least and the largest of its components.
+        low, high = each.min(-1), each.max(-1)
+        for _ in range(_HALVINGS if each.shape[-1] > 1 else 0):
+            middle = (low + high) / 2
+            is_below = self._cdf(middle) < level
+            low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
+        return cast(Floats, (low + high) / 2)
+
+    def _in(self, values: ArrayLike) -> Floats:
+        """A number, (n,) or (n, t) as (n, t)."""
+        n, t, _ = self.weights.shape
+        array = np.asarray(values, dtype=np.float64)
+        if array.ndim == 1 and t == 1:
+            array = array[:, None]
+        if array.ndim and array.shape != (n, t):
+            raise ValueError(
+                f"Distributions of {n} rows and {t} targets take values of shape ({n}, {t})"
+                f"{f' or ({n},)' if t == 1 else ''}, or one number; got {array.shape}."
+            )
+        return np.broadcast_to(array, (n, t))
+
+    def _out(self, values: Floats) -> Floats:
+        return values[:, 0] if self.is_one_target else values
+
+
+def _normal_cdf(x: Floats) -> Floats:
+    from scipy.special import ndtr
+
+    return cast(Floats, ndtr(x))
+
+
+def _unit_cdf(x: Floats, df: Floats) -> Floats:
+    from scipy.special import ndtr, stdtr
+
+    finite = np.where(np.isinf(df), 3.0, df)
+    return np.where(np.isinf(df), ndtr(x), stdtr(finite, x))
+
+
+def _unit_ppf(level: Floats, df: Floats) -> Floats:
+    from scipy.special import ndtri, stdtrit
+
+    finite = np.where(np.isinf(df), 3.0, df)
+    return np.where(np.isinf(df), ndtri(level), stdtrit(finite, level))
+
+
+def _unit_log_density(x: Floats, df: Floats) -> Floats:
+    from scipy.special import gammaln
+
+    finite = np.where(np.isinf(df), 3.0, df)
+    peak = gammaln((finite + 1) / 2) - gammaln(finite / 2) - 0.5 * np.log(finite * np.pi)
+    student = peak - (finite + 1) / 2 * np.log1p(x**2 / finite)
+    return np.where(np.isinf(df), -0.5 * (x**2 + math.log(2 * math.pi)), student)
+
+
+def _log_copula(levels: Floats, correlation: Floats) -> Floats:
+    """(n,) log density of the Gaussian copula at probabilities (n, t)."""
+    from scipy.special import ndtri
+
+    scores = ndtri(np.clip(levels, _LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY))
+    n, t = levels.shape
+    matrix = _positive(np.broadcast_to(correlation, (n, t, t)))
+    white = np.linalg.solve(matrix, scores[..., None])[..., 0]
+    return cast(
+        Floats, -0.5 * (np.linalg.slogdet(matrix)[1] + (scores * (white - scores)).sum(-1))
+    )
+
+
+def _positive(correlation: Floats) -> Floats:
+    """Correlations (n, t, t) that have an inverse, however close to singular they were."""
+    t = correlation.shape[-1]
+    return cast(Floats, (correlation + 1e-9 * np.eye(t)) / (1 + 1e-9))

@@ -1,0 +1,104 @@
+"""Predictive distributions against scipy and numerical integration."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from covary.uncertainty.predictive import Predictive
+
+RANDOM = np.random.default_rng(0)
+
+
+def mixture(n: int = 4, t: int = 1, k: int = 3, df: float = np.inf, rho: float = 0.0) -> Predictive:
+    weights = RANDOM.uniform(0.2, 1.0, (n, t, k))
+    correlation = (1 - rho) * np.eye(t) + rho
+    return Predictive(
+        weights / weights.sum(-1, keepdims=True),
+        RANDOM.standard_normal((n, t, k)),
+        RANDOM.uniform(0.2, 1.5, (n, t, k)),
+        np.full(t, df),
+        correlation,
+        t == 1,
+    )
+
+
+@pytest.mark.parametrize("df", [2.5, 7.0, np.inf])
+def test_one_component_is_scipys_distribution(df):
+    found = mixture(k=1, df=df)
+    loc, scale = found.locations[:, 0, 0], found.scales[:, 0, 0]
+    known = stats.norm(loc, scale) if np.isinf(df) else stats.t(df, loc, scale)
+    y = RANDOM.standard_normal(len(loc))
+    for name in ("logpdf", "pdf", "cdf"):
+        np.testing.assert_allclose(getattr(found, name)(y), getattr(known, name)(y), rtol=1e-9)
+    for q in (0.01, 0.5, 0.95):
+        np.testing.assert_allclose(found.ppf(q), known.ppf(q), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found.mean(), known.mean())
+    np.testing.assert_allclose(found.std(), known.std())
+
+
+@pytest.mark.parametrize("df", [4.0, np.inf])
+def test_mixtures_are_proper_distributions(df):
+    found = mixture(n=1, df=df)
+    points = np.linspace(-300, 300, 1_200_001)
+    density = np.exp(found._log_density(points[:, None])[:, 0])
+    assert integrate.trapezoid(density, points) == pytest.approx(1, abs=1e-5)
+    mean = integrate.trapezoid(points * density, points)
+    assert found.mean()[0] == pytest.approx(mean, abs=1e-4)
+    var = integrate.trapezoid((points - mean) ** 2 * density, points)
+    assert found.var()[0] == pytest.approx(var, rel=0.01)
+    for y in (-1.0, 0.3, 2.0):
+        below = points <= y
+        area = integrate.trapezoid(density[below], points[below])
+        assert found.cdf(y)[0] == pytest.approx(area, abs=1e-3)
+
+
+@pytest.mark.parametrize("df", [3.0, np.inf])
+def test_quantiles_invert_probabilities(df):
+    found = mixture(n=50, t=2, df=df)
+    for q in (1e-4, 0.05, 0.5, 0.9, 0.9999):
+        np.testing.assert_allclose(found.cdf(found.ppf(q)), q, rtol=1e-6)
+    low, high = found.interval(0.9)
+    np.testing.assert_allclose(found.cdf(high) - found.cdf(low), 0.9, atol=1e-9)
+
+
+def test_the_joint_density_of_normal_targets_is_that_of_the_multivariate_normal():
+    mean = RANDOM.standard_normal((5, 3))
+    factor = RANDOM.standard_normal((5, 3, 3))
+    cov = factor @ factor.transpose(0, 2, 1) + 0.1 * np.eye(3)
+    found = Predictive.normal(mean, cov, is_one_target=False)
+    y = mean + RANDOM.standard_normal((5, 3))
+    expected = [
+        stats.multivariate_normal(m, c).logpdf(v) for m, c, v in zip(mean, cov, y, strict=True)
+    ]
+    np.testing.assert_allclose(found.logpdf(y), expected, rtol=1e-5)
+    np.testing.assert_allclose(found.cov(), cov, rtol=1e-9)
+
+
+def test_draws_have_the_moments_of_the_distribution():
+    found = mixture(n=3, t=2, df=8.0, rho=0.6)
+    draws = found.rvs(4_000, random_state=0)
+    assert draws.shape == (4_000, 3, 2)
+    np.testing.assert_allclose(draws.mean(0), found.mean(), atol=0.1)
+    np.testing.assert_allclose(draws.std(0), found.std(), rtol=0.1)
+    scores = stats.norm.ppf(np.stack([found.cdf(draw) for draw in draws]))
+    assert np.corrcoef(scores[:, 0].T)[0, 1] == pytest.approx(0.6, abs=0.05)
+
+
+def test_widened_keeps_the_mean_and_scales_the_deviation():
+    found = mixture(n=6)
+    factor = RANDOM.uniform(1, 5, (6, 1))
+    wide = found.widened(factor)
+    np.testing.assert_allclose(wide.mean(), found.mean())
+    np.testing.assert_allclose(wide.std(), found.std() * factor[:, 0])
+
+
+def test_what_distributions_refuse():
+    found = mixture(n=4)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        found.ppf(1.0)
+    with pytest.raises(ValueError, match="between 0 and 1, got 90"):
+        found.interval(90)
+    with pytest.raises(ValueError, match=r"of 4 rows and 1 targets take values of shape \(4, 1\)"):
+        found.logpdf(np.zeros(5))
