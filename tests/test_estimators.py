@@ -1,4 +1,4 @@
-"""The estimators: by scikit-learn's own checks, and against the networks inside them."""
+"""The estimators: by scikit-learn's own checks, against their networks, and on known noise."""
 
 from __future__ import annotations
 
@@ -10,31 +10,37 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.datasets import load_diabetes, load_iris, make_regression
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, make_regression
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-import covary
-from covary.estimators import NOISES, MomentClassifier, MomentRegressor
+from covary.estimators import SCORES, MomentClassifier, MomentRegressor
 from covary.estimators.data import cross_validation
-from covary.uncertainty.scores import expected_softmax
+from covary.uncertainty.metrics import auroc
 
 # Few steps, a high learning rate and few units: the checks fit some 400 times, and some ask for a
 # good score.
-QUICK: dict[str, Any] = {"hidden": (20,), "batch_size": 128}
+TINY: dict[str, Any] = {
+    "hidden": (12,), "activation": "relu", "folds": 2, "members": 1, "weight_decay": 0.01,
+    "epochs": 12, "batch_size": 128, "lr": 0.1,
+}  # fmt: skip
 CHECKED = [
-    MomentRegressor(noise=0.1, epochs=15, lr=0.05, calibrate=False, **QUICK),
-    MomentClassifier(noise=0.1, epochs=15, lr=0.05, calibrate=False, **QUICK),
-    MomentRegressor(
-        noise=(0.1, 0.5), epochs=10, lr=0.1, early_stopping=True, calibrate=False, **QUICK
-    ),
-    MomentClassifier(noise=0.1, epochs=10, lr=0.1, members=2, folds=2, **QUICK),
+    MomentRegressor(**TINY, distribution="normal"),
+    MomentRegressor(**TINY | {"members": 2}, variance="emergent", distribution="student"),
+    MomentClassifier(**TINY | {"epochs": 25}),
 ]
+SMALL: dict[str, Any] = {
+    "effort": "quick",
+    "hidden": (20,),
+    "activation": "relu",
+    "random_state": 0,
+}
 
 
+@pytest.mark.filterwarnings("ignore:Held-out rows give")
 @parametrize_with_checks(CHECKED)
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
@@ -48,59 +54,113 @@ def diabetes():
 @pytest.fixture(scope="module")
 def regressor(diabetes):
     x, _, y, _ = diabetes
-    return MomentRegressor(noise=0.3, epochs=15, calibrate=False, random_state=0).fit(x, y)
+    return MomentRegressor(**SMALL).fit(x, y)
 
 
 @pytest.fixture(scope="module")
 def two_targets():
-    return make_regression(80, 4, n_targets=2, random_state=0)
+    x, y = make_regression(150, 4, n_targets=2, random_state=0)
+    noise = np.random.default_rng(0).multivariate_normal([0, 0], [[1, 0.9], [0.9, 1]], len(x))
+    return x, y + 30 * noise
 
 
 @pytest.fixture(scope="module")
 def two_target_regressor(two_targets):
-    return MomentRegressor(noise=0.3, epochs=6, calibrate=False, random_state=0).fit(*two_targets)
+    return MomentRegressor(**SMALL).fit(*two_targets)
 
 
 @pytest.fixture(scope="module")
-def classifier():
-    model = MomentClassifier(noise=0.2, epochs=15, calibrate=False, random_state=0)
-    return model.fit(*load_iris(return_X_y=True))
+def cancer():
+    return train_test_split(*load_breast_cancer(return_X_y=True), random_state=0)
 
 
-def test_predictions_are_the_networks_own(regressor, diabetes, monkeypatch):
+@pytest.fixture(scope="module")
+def classifier(cancer):
+    x, _, y, _ = cancer
+    return MomentClassifier(**SMALL).fit(x, y)
+
+
+def sine(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """A sine whose noise is 0.1 left of 0, and 0.5 right of it."""
+    random = np.random.default_rng(seed)
+    x = random.uniform(-3, 3, (n, 1))
+    return x, np.sin(2 * x[:, 0]) + np.where(x[:, 0] < 0, 0.1, 0.5) * random.standard_normal(n)
+
+
+@pytest.fixture(scope="module")
+def of_sine():
+    return MomentRegressor("quick", random_state=0).fit(*sine(1000, 0))
+
+
+def test_the_mean_is_the_networks_own(regressor, diabetes):
     _, x, _, _ = diabetes
-    monkeypatch.setattr("covary.estimators.base._NUMBERS_AT_A_TIME", 7 * 50**2 * 10)
     mean, std = regressor.predict(x, return_std=True)
     with torch.no_grad():
         out = regressor.network_(torch.tensor(x))
-    np.testing.assert_allclose(mean, out.mean[:, 0], rtol=1e-12)
-    np.testing.assert_allclose(std, out.stddev[:, 0], rtol=1e-12)
-    np.testing.assert_allclose(regressor.moments(x).mean, out.mean, rtol=1e-12)
+    np.testing.assert_allclose(mean, out.mean[:, 0], rtol=1e-9)
     np.testing.assert_allclose(regressor.predict(x), mean)
-    np.testing.assert_allclose(regressor.uncertainty(x), std)
+    np.testing.assert_allclose(regressor.uncertainty(x), std, rtol=1e-6)
+    np.testing.assert_allclose(regressor.moments(x).stddev[:, 0], std)
+    found = regressor.predict_distribution(x)
+    np.testing.assert_allclose(found.std(), std)
+    low, high = regressor.predict_interval(x, level=0.8)
+    np.testing.assert_allclose(found.cdf(high) - found.cdf(low), 0.8, atol=1e-6)
     assert (std > 0).all()
-    assert std.std() > 0, "a covariance for each sample, not for the batch"
 
 
-@pytest.mark.parametrize(
-    "settings", [{"noise": 0.3}, {"folds": 2}, {"early_stopping": True}], ids=str
-)
-@pytest.mark.parametrize("kind", [MomentRegressor, MomentClassifier])
-def test_what_trained_with_tracked_covariances_predicts_with_exact_ones(kind, settings):
-    x, y = load_iris(return_X_y=True)
-    estimator = kind((9, 7), covariance="tracked", epochs=2, random_state=0, **settings)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        estimator.fit(x, y).predict(x)
-        out = estimator.moments(x, calibrated=False)
-    exact = covary.with_covariance(estimator.network_, "full")(torch.tensor(x))
-    torch.testing.assert_close(out.covariance_matrix, exact.covariance_matrix, rtol=0, atol=0)
-    torch.testing.assert_close(out.mean, exact.mean.detach(), rtol=0, atol=0)
+def test_members_are_weighted_and_averaged(regressor, diabetes):
+    x = regressor.network_.standardize(torch.tensor(diabetes[1]))
+    with torch.no_grad():
+        members = [member(x) for member in regressor.network_.members]
+    assert len(members) == 3 * 2
+    out = regressor.network_.outputs(torch.tensor(diabetes[1]))
+    means = torch.stack([each.mean for each in members])
+    torch.testing.assert_close(out.mean, means.mean(0))
+    torch.testing.assert_close(out.spread[:, 0, 0], means.var(0)[:, 0])
+    emergent = torch.stack([each.variance for each in members]).mean(0)
+    torch.testing.assert_close(out.emergent[:, 0, 0], emergent[:, 0])
+    assert sum(regressor.recipes_.values()) == pytest.approx(1)
+    assert min(regressor.recipe_errors_.values()) == min(
+        regressor.recipe_errors_[recipe] for recipe in regressor.recipes_
+    )
 
 
 def test_regression_beats_the_mean_of_the_targets(regressor, diabetes):
     _, x, _, y = diabetes
-    assert regressor.score(x, y) > 0.2
+    assert regressor.score(x, y) > 0.3
+
+
+def test_noise_that_differs_from_place_to_place(of_sine):
+    x, y = sine(600, 1)
+    found = of_sine.predict_distribution(x)
+    left = x[:, 0] < 0
+    assert found.std()[left].mean() < 0.2 < 0.4 < found.std()[~left].mean() < 0.6
+    assert -found.logpdf(y).mean() < 0.3  # with one variance for all, 0.45 at best
+    parts = of_sine.variance_parts_
+    assert parts["learned"].gain > 0.2
+    assert sum(part.share for part in parts.values()) == pytest.approx(1, abs=1e-6)
+
+
+def test_targets_of_two_modes():
+    random = np.random.default_rng(0)
+    x = random.uniform(-1, 1, (600, 2))
+    y = random.choice([-1, 1], 600) * (2 + x[:, 0]) + 0.1 * random.standard_normal(600)
+    model = MomentRegressor("quick", random_state=0).fit(x[:500], y[:500])
+    assert model.distribution_ == ["mixture"]
+    found = model.predict_distribution(x[500:])
+    assert -found.logpdf(y[500:]).mean() < 1.2  # one Gaussian has 2.1
+    assert (found.pdf(found.mean()) < 0.2 * found.pdf(2 + x[500:, 0])).all()
+
+
+def test_off_the_data_errors_bars_grow_and_say_so(of_sine):
+    inside = of_sine.predict(sine(200, 2)[0], return_std=True)[1].mean()
+    deviation = sine(1000, 0)[0].std()
+    for far, times in ((3, 2), (10, 5), (100, 20)):
+        x = np.array([[3 + far * deviation], [-3 - far * deviation]])
+        assert (of_sine.predict(x, return_std=True)[1] >= times * inside).all()
+        assert (of_sine.novelty(x) > 0.9 * far).all()
+        assert of_sine.budget(x).shares()["doubt of the model"].min() > 0.5
+    assert (of_sine.novelty(sine(1000, 0)[0]) == 0).all()
 
 
 def test_several_targets(two_target_regressor, two_targets):
@@ -108,207 +168,163 @@ def test_several_targets(two_target_regressor, two_targets):
     mean, cov = two_target_regressor.predict(x, return_cov=True)
     _, std = two_target_regressor.predict(x, return_std=True)
     assert mean.shape == std.shape == y.shape
-    assert cov.shape == (len(x), 2, 2)
     np.testing.assert_allclose(np.diagonal(cov, axis1=1, axis2=2), std**2)
-    out = two_target_regressor.network_(torch.tensor(x))
-    np.testing.assert_allclose(two_target_regressor.uncertainty(x), out.entropy().detach())
+    assert (np.linalg.eigvalsh(cov) > 0).all()
+    # The noise of the targets is correlated, and so are the residuals.
+    assert cov[0, 0, 1] / (std[0, 0] * std[0, 1]) == pytest.approx(0.9, abs=0.1)
+    found = two_target_regressor.predict_distribution(x)
+    assert found.logpdf(y).mean() > found._log_density(y).sum(1).mean() + 0.2
 
 
-def test_predict_gives_one_measure_of_uncertainty_at_a_time(regressor, diabetes):
+def test_conformal_intervals_hold_what_they_promise():
+    inside = {0.8: [], 0.95: []}
+    for seed in range(4):
+        x, y = sine(300, seed)
+        model = MomentRegressor(**SMALL | {"random_state": seed}).fit(x, y)
+        x, y = sine(500, 100 + seed)
+        for level, found in inside.items():
+            low, high = model.predict_interval(x, level, conformal=True)
+            found.append(((low <= y) & (y <= high)).mean())
+    for level, found in inside.items():
+        assert np.mean(found) > level - 0.03
+        assert np.mean(found) < level + 0.06
+    few = MomentRegressor(**SMALL).fit(*sine(15, 0))
+    low, high = few.predict_interval(x, 0.99, conformal=True)
+    assert np.isinf(high - low).all(), "15 rows promise nothing at this level"
+
+
+def test_what_regressors_refuse(regressor, diabetes):
+    x = diabetes[1]
     with pytest.raises(ValueError, match="not both"):
-        regressor.predict(diabetes[1], return_std=True, return_cov=True)
+        regressor.predict(x, return_std=True, return_cov=True)
+    with pytest.raises(ValueError, match="between 0 and 1, got 90"):
+        regressor.predict_interval(x, level=90)
+    with pytest.raises(ValueError, match="between 0 and 1, got 90"):
+        regressor.predict_interval(x, level=90, conformal=True)
 
 
 @pytest.mark.parametrize(("factor", "offset"), [(1000.0, 0.0), (1.0, 1e9)])
 def test_predictions_have_the_scale_of_the_targets(diabetes, factor, offset):
     x, x_test, y, _ = diabetes
-    model = MomentRegressor(noise=0.3, epochs=2, folds=2, random_state=0)
+    model = MomentRegressor(**SMALL, epochs=3, distribution="normal")
     mean, std = model.fit(x, y).predict(x_test, return_std=True)
     other_mean, other_std = model.fit(x, y * factor + offset).predict(x_test, return_std=True)
     np.testing.assert_allclose(other_mean, mean * factor + offset, rtol=1e-9, atol=1e-3 * factor)
-    np.testing.assert_allclose(other_std, std * factor, rtol=1e-4)
+    np.testing.assert_allclose(other_std, std * factor, rtol=1e-3)
 
 
 def test_inputs_may_have_any_scale(diabetes):
     x, x_test, y, _ = diabetes
-    model = MomentRegressor(noise=0.3, epochs=2, folds=2, random_state=0)
+    model = MomentRegressor(**SMALL, epochs=2, distribution="normal")
     mean = model.fit(x, y).predict(x_test)
     np.testing.assert_allclose(model.fit(x * 1e6 + 1e6, y).predict(x_test * 1e6 + 1e6), mean, 1e-4)
 
 
-def test_classifier(classifier):
-    x, y = load_iris(return_X_y=True)
-    with torch.no_grad():
-        out = classifier.network_(torch.tensor(x))
+def test_variances_that_emerge_alone(diabetes):
+    x, x_test, y, _ = diabetes
+    model = MomentRegressor(**SMALL, variance="emergent", distribution="normal").fit(x, y)
+    assert set(model.variance_parts_) == {"emergent"}
+    _, std = model.predict(x_test, return_std=True)
+    own = model.network_.outputs(torch.tensor(x_test)).emergent[:, 0, 0].numpy()
+    inside = model.novelty(x_test) == 0
+    # A line: one number times it, and another one added.
+    assert np.corrcoef(own[inside], std[inside] ** 2)[0, 1] > 0.9999
+
+
+def test_classifier(classifier, cancer):
+    _, x, _, y = cancer
     probabilities = classifier.predict_proba(x)
-    np.testing.assert_allclose(probabilities, out.mean.softmax(-1))
-    np.testing.assert_allclose(classifier.uncertainty(x), out.entropy())
+    np.testing.assert_allclose(probabilities.sum(1), 1)
     assert (classifier.predict(x) == probabilities.argmax(-1)).all()
-    assert classifier.score(x, y) > 0.9
+    assert classifier.score(x, y) > 0.93
+    off = classifier.predict_proba(x + 1000 * x.std(0))
+    assert off.max(1).mean() < probabilities.max(1).mean() - 0.1
+    assert (classifier.novelty(x + 1000 * x.std(0)) > 100).all()
+    again = pickle.loads(pickle.dumps(classifier))
+    np.testing.assert_array_equal(again.predict_proba(x), probabilities)
 
 
-@pytest.mark.parametrize("covariance", ["shared", "full", "diagonal"])
+def test_the_score_of_a_classifier_finds_errors_as_well_as_its_largest_probability():
+    random = np.random.default_rng(0)
+    x = random.standard_normal((900, 3))
+    y = (x[:, 0] + 0.7 * random.standard_normal(900) > 0).astype(int)
+    model = MomentClassifier(**SMALL).fit(x[:600], y[:600])
+    assert model.score_ in SCORES
+    assert model.score_aurocs_[model.score_] == max(model.score_aurocs_.values())
+    wrong = model.predict(x[600:]) != y[600:]
+    own, largest = model.uncertainty(x[600:]), 1 - model.predict_proba(x[600:]).max(1)
+    assert auroc(own[wrong], own[~wrong]) > auroc(largest[wrong], largest[~wrong]) - 0.02
+
+
+def test_prediction_sets_hold_the_true_class(classifier, cancer):
+    _, x, _, y = cancer
+    for level in (0.8, 0.95):
+        sets = classifier.predict_set(x, level)
+        assert sets[np.arange(len(y)), y].mean() > level - 0.07
+        assert sets[np.arange(len(y)), classifier.predict_proba(x).argmax(1)].all()
+    assert classifier.predict_set(x, 0.999).mean() >= classifier.predict_set(x, 0.5).mean()
+
+
+def test_a_risk_and_costs_say_when_to_ask():
+    random = np.random.default_rng(0)
+    x = random.standard_normal((1200, 2))
+    y = np.where(x[:, 0] + 0.7 * random.standard_normal(1200) > 0, "yes", "no")
+    model = MomentClassifier(**SMALL).fit(x[:800], y[:800])
+    answered = model.uncertainty(x[800:]) <= model.threshold(risk=0.1)
+    wrong = model.predict(x[800:]) != y[800:]
+    assert 0.2 < answered.mean() < 1
+    assert wrong[answered].mean() < 0.15 < wrong.mean()
+    # A missed "yes" costs ten times as much: it is predicted more often, and asked for.
+    label, asked = model.decide(x[800:], [[0, 1], [10, 0]], ask=0.5)
+    assert (label == "yes").sum() > (model.predict(x[800:]) == "yes").sum()
+    assert 0 < asked.mean() < 1
+    with pytest.raises(ValueError, match=r"costs are \(2, 2\) finite numbers"):
+        model.decide(x, [1, 2], ask=1)
+    with pytest.raises(ValueError, match="A risk is a share of errors"):
+        model.threshold(risk=5)
+
+
+@pytest.mark.parametrize("covariance", ["shared", "full", "diagonal", "tracked"])
 def test_covariance_of_predictions(covariance):
     x, y = load_iris(return_X_y=True)
-    model = MomentClassifier(
-        noise=0.2, covariance=covariance, epochs=1, folds=2, random_state=0
-    ).fit(x, y)
-    matrix = model.moments(x[:5]).covariance_matrix
-    off_diagonal = matrix - torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1))
-    assert matrix.shape == (5, 3, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = MomentClassifier(
+            "quick", hidden=(9, 7), covariance=covariance, epochs=1, random_state=0
+        ).fit(x, y)
+        emergent = model.network_.outputs(torch.tensor(x[:5])).emergent
+    off_diagonal = emergent - torch.diag_embed(emergent.diagonal(dim1=-2, dim2=-1))
+    assert emergent.shape == (5, 3, 3)
     assert (off_diagonal == 0).all() == (covariance == "diagonal")
-
-
-def test_automatic_noise_is_the_best_of_those_tried(diabetes):
-    x, _, y, _ = diabetes
-    model = MomentRegressor((20,), epochs=3, random_state=0).fit(x, y)
-    assert tuple(model.noise_scores_) == NOISES
-    assert model.noise_ == max(model.noise_scores_, key=model.noise_scores_.__getitem__)
-    # Then trained on all the data: as if that noise had been asked for.
-    asked = MomentRegressor((20,), noise=model.noise_, epochs=3, random_state=0).fit(x, y)
-    np.testing.assert_array_equal(model.predict(x), asked.predict(x))
-
-
-def test_of_equally_good_noises_the_least_is_chosen(diabetes, monkeypatch):
-    monkeypatch.setattr(
-        MomentRegressor, "_scores", lambda self, out, y, calibrated: torch.zeros(len(y))
-    )
-    x, _, y, _ = diabetes
-    assert MomentRegressor(epochs=1, random_state=0).fit(x, y).noise_ == min(NOISES)
-
-
-def test_too_few_samples_to_choose_the_noise_by(two_targets):
-    x, y = two_targets
-    model = MomentRegressor(epochs=3, early_stopping=True).fit(x[:20], y[:20])
-    assert model.noise_ == 0.1
-    assert model.noise_scores_ == {}
-    assert model.n_iter_ == 3
-
-
-def test_early_stopping_goes_back_to_the_best_weights(diabetes):
-    x, _, y, _ = diabetes
-    settings = {"noise": 0.1, "lr": 0.05, "schedule": "constant", "random_state": 0, **QUICK}
-    model = MomentRegressor(epochs=60, patience=5, early_stopping=True, **settings).fit(x, y)
-    losses = [row.measured["validation_loss"] for row in model.history_]
-    best = int(np.argmin(losses)) + 1
-    assert model.n_iter_ == best + 5 < 60
-    # With a constant learning rate, a run of so many epochs ends in the same weights.
-    short = MomentRegressor(epochs=best, patience=5, early_stopping=True, **settings).fit(x, y)
-    np.testing.assert_allclose(model.predict(x), short.predict(x), rtol=1e-5)
 
 
 def test_the_same_random_state_gives_the_same_network(two_targets):
     x, y = two_targets
-    model = MomentRegressor(epochs=3, random_state=1).fit(x, y)
+    model = MomentRegressor(**SMALL | {"random_state": 1}, epochs=2).fit(x, y)
     np.testing.assert_array_equal(clone(model).fit(x, y).predict(x), model.predict(x))
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(x), model.predict(x))
+    kept = pickle.loads(pickle.dumps(model))
+    for mine, other in zip(
+        model.predict(x, return_std=True), kept.predict(x, return_std=True), strict=True
+    ):
+        np.testing.assert_array_equal(mine, other)
     other = clone(model).set_params(random_state=2).fit(x, y)
     assert not np.allclose(other.predict(x), model.predict(x))
 
 
 def test_fitting_leaves_the_global_random_numbers_alone(two_targets):
     before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    MomentRegressor(epochs=1, random_state=0).fit(*two_targets)
+    MomentRegressor(**SMALL, epochs=1).fit(*two_targets)
     assert torch.equal(torch.get_rng_state(), before[0])
     np.testing.assert_array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
 
 
-@pytest.fixture(scope="module")
-def calibrated_regressor(diabetes):
-    x, _, y, _ = diabetes
-    settings = {"noise": (0.3, 0.1), "members": 3, "epochs": 6}
-    return MomentRegressor(**settings, random_state=0).fit(x, y)
-
-
-def test_calibrated_predictions_are_two_numbers_away_from_the_networks_own(
-    calibrated_regressor, diabetes
-):
-    x = diabetes[1]
-    model, own = calibrated_regressor, calibrated_regressor.moments(x, calibrated=False)
+@pytest.mark.parametrize("n", [2, 3, 9, 12, 30])
+def test_few_rows(n):
+    x, y = sine(n, 0)
+    model = MomentRegressor(**SMALL, epochs=3).fit(x, y)
     mean, std = model.predict(x, return_std=True)
-    scale, offset = model.calibration_.scale.item(), model.calibration_.offset.item()
-    np.testing.assert_allclose(std**2, scale * own.variance[:, 0] + offset)
-    np.testing.assert_allclose(mean, own.mean[:, 0])
-    with torch.no_grad():
-        out = model.network_(torch.tensor(x))
-    torch.testing.assert_close(own.covariance_matrix, out.covariance_matrix)
-    np.testing.assert_allclose(
-        model.predict(x, return_std=True, calibrated=False)[1] ** 2, own.variance[:, 0]
-    )
-    np.testing.assert_allclose(model.uncertainty(x), std)
-    np.testing.assert_allclose(model.predict(x, return_cov=True)[1][:, 0, 0], std**2)
-    assert tuple(model.noise_scores_) == (0.1, 0.3)
-
-
-def test_calibration_makes_held_out_targets_likelier(calibrated_regressor, diabetes):
-    _, x, _, y = diabetes
-    target = torch.tensor(y)[:, None]
-    of = {
-        calibrated: calibrated_regressor.moments(x, calibrated=calibrated)
-        for calibrated in (False, True)
-    }
-    density = {
-        key: torch.distributions.Normal(out.mean, out.stddev).log_prob(target).mean()
-        for key, out in of.items()
-    }
-    assert density[True] > density[False] + 0.1
-    # 111 samples: the average of squares of standard normals is 1 +- sqrt(2 / 111). Four of them.
-    assert abs(((of[True].mean - target) / of[True].stddev).square().mean() - 1) < 0.55
-
-
-def test_an_ensemble_is_its_members(calibrated_regressor, diabetes):
-    x_train, x, y_train, _ = diabetes
-    model = calibrated_regressor
-    with torch.no_grad():
-        members = [net(torch.tensor(x)) for net in model.network_.nets]
-    means = torch.stack([out.mean for out in members])
-    out = model.moments(x, calibrated=False)
-    torch.testing.assert_close(out.mean, means.mean(0))
-    own = torch.stack([out.variance for out in members]).mean(0)
-    torch.testing.assert_close(out.variance, own + means.var(0, correction=0))
-    assert (means.var(0) > 0).all(), "other initial weights"
-    # The first of them is the network that would have been trained alone.
-    alone = MomentRegressor(noise=model.noise_, epochs=6, calibrate=False, random_state=0)
-    alone.fit(x_train, y_train)
-    np.testing.assert_allclose(alone.predict(x), means[0, :, 0], rtol=1e-4)
-
-
-def test_calibrated_probabilities_are_expected_ones():
-    x, y = load_iris(return_X_y=True)
-    model = MomentClassifier(noise=0.3, epochs=5, folds=3, random_state=0)
-    model.fit(x, y)
-    with torch.no_grad():
-        out = model.network_(torch.tensor(x))
-        expected = expected_softmax(model.calibration_(out))
-    np.testing.assert_allclose(model.predict_proba(x), expected)
-    np.testing.assert_allclose(model.predict_proba(x, calibrated=False), out.mean.softmax(-1))
-    assert (model.predict(x) == expected.argmax(-1).numpy()).all()
-    again = pickle.loads(pickle.dumps(model))
-    np.testing.assert_array_equal(again.predict_proba(x), model.predict_proba(x))
-
-
-def test_calibration_by_a_single_part_and_after_early_stopping(two_targets):
-    x, y = two_targets
-    for settings in ({"folds": 0}, {"early_stopping": True, "members": 2}):
-        model = MomentRegressor(
-            noise=0.3,
-            epochs=4,
-            validation_fraction=0.25,
-            random_state=0,
-            **settings,
-        ).fit(x, y)
-        assert model.calibration_.offset.shape == (2,)
-        _, cov = model.predict(x, return_cov=True)
-        assert (np.linalg.eigvalsh(cov) > 0).all()
-
-
-def test_too_few_samples_to_calibrate(two_targets):
-    x, y = two_targets
-    model = MomentRegressor(noise=0.3, epochs=2).fit(x[:9], y[:9])
-    assert model.calibration_ is None
-    model.predict(x, return_std=True)
-    with pytest.raises(ValueError, match="calibrate=True"):
-        model.predict(x, return_std=True, calibrated=True)
+    assert np.isfinite(mean).all()
+    assert (std > 0).all()
 
 
 @pytest.mark.parametrize(("n", "folds"), [(23, 5), (20, 4), (10, 5)])
@@ -326,7 +342,7 @@ def test_cross_validation_holds_every_row_out_once(n, folds):
 
 def test_data_frames_pipelines_and_searches():
     frame, labels = load_iris(return_X_y=True, as_frame=True)
-    model = MomentClassifier(noise=0.2, epochs=3, calibrate=False, random_state=0)
+    model = MomentClassifier(**SMALL, epochs=2)
     names = labels.map({0: "setosa", 1: "versicolor", 2: "virginica"})
     assert model.fit(frame, names).feature_names_in_.tolist() == frame.columns.tolist()
     assert set(model.predict(frame)) <= set(names)
@@ -341,7 +357,7 @@ def test_conformal_intervals_cover():
     from mapie.regression import SplitConformalRegressor
 
     x, y = make_regression(1000, 3, noise=20.0, random_state=0)
-    fitted = MomentRegressor(noise=0.1, epochs=5, random_state=0).fit(x[:300], y[:300])
+    fitted = MomentRegressor(**SMALL, epochs=5).fit(x[:300], y[:300])
     conformal = SplitConformalRegressor(fitted, confidence_level=0.9, prefit=True)
     conformal.conformalize(x[300:650], y[300:650])
     _, intervals = conformal.predict_interval(x[650:])
@@ -354,20 +370,21 @@ def test_conformal_intervals_cover():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"noise": "loud"}, "'auto'"),
-        ({"noise": ()}, "several to choose from"),
+        ({"effort": "huge"}, "effort must be one of quick, default, thorough"),
+        ({"variance": "none"}, "variance must be one of learned, emergent"),
+        ({"distribution": "gauss"}, "distribution must be auto or one of normal"),
+        ({"noise": "auto"}, "noise must be a number >= 0, or several"),
+        ({"noise": ()}, "noise must be a number >= 0, or several"),
+        ({"noise": -0.1}, "noise must be a number >= 0"),
+        ({"weight_decay": -1}, "weight_decay must be a number >= 0"),
         ({"members": 0}, "members must be 1 or more"),
-        ({"folds": 1}, "2 or more, or 0"),
-        ({"noise": -0.1}, "noise >= 0"),
-        ({"hidden": 50}, "sequence"),
+        ({"folds": 1}, "folds must be 2 or more"),
+        ({"hidden": 50}, "hidden must be a sequence"),
         ({"hidden": (0,)}, "widths of 1 or more"),
         ({"activation": "rleu"}, "did you mean 'relu'"),
         ({"covariance": "ful"}, "known are"),
-        ({"validation_fraction": 1.0}, "between 0 and 1"),
-        ({"patience": 0}, "1 epoch"),
-        ({"epochs": 0}, "1 or more"),
+        ({"epochs": 0}, "epochs must be 1 or more"),
         ({"batch_size": 0}, "batch_size must be 1"),
-        ({"schedule": "linear"}, "known are"),
     ],
 )
 def test_bad_parameters_are_refused(settings, message, two_targets):

@@ -52,9 +52,9 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort(3, 2, (0.1, 3.0), 400),
-    "default": Effort(5, 2, (0.03, 1.0, 5.0), 1200),
-    "thorough": Effort(10, 2, (0.01, 0.1, 0.4, 1.5, 5.0), 4000),
+    "quick": Effort(3, 2, (0.1, 2.0), 400),
+    "default": Effort(4, 2, (0.02, 0.4, 2.0), 1000),
+    "thorough": Effort(10, 2, (0.01, 0.1, 0.5, 2.0), 3000),
 }
 
 
@@ -81,7 +81,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         effort: str = "default",
         *,
         hidden: Sequence[int] = (64, 64),
-        activation: str | MomentActivation = "relu",
+        activation: str | MomentActivation = "gelu",
         noise: float | Sequence[float] = 0.1,
         weight_decay: float | Sequence[float] | None = None,
         covariance: str = "shared",

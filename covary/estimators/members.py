@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -117,12 +117,16 @@ class Outputs(NamedTuple):
         emergent: (n, t, t) the average of their covariances.
         spread: (n, t, t) the covariance of their means, as of a draw of one more member.
         errors: (n, t, t) what errors of the inputs add to ``emergent``; 0 without any.
+        exact: (n, t) the average of their means for the same inputs without errors.
+
+    ``emergent`` and ``spread`` are those of inputs without errors, too.
     """
 
     mean: Tensor
     emergent: Tensor
     spread: Tensor
     errors: Tensor
+    exact: Tensor
 
 
 class Ensemble(nn.Module):
@@ -150,14 +154,12 @@ class Ensemble(nn.Module):
         parts = []
         for some in in_batches(x, _rows_at_a_time(self.members)):
             given = self.standardize(some)
-            found = [member(given) for member in self.members]
-            means = torch.stack([each.mean for each in found])
-            matrix = torch.stack([each.covariance_matrix for each in found]).mean(0)
-            exact = matrix
+            means, matrices = _of_each(self.members, given)
+            exact_means, exact = means, matrix = means, matrices.mean(0)
             if isinstance(given, Moments):
-                every = [member(given.mean).covariance_matrix for member in self.members]
-                exact = torch.stack(every).mean(0)
-            parts.append(Outputs(means.mean(0), exact, _spread(means), matrix - exact))
+                exact_means, matrices = _of_each(self.members, given.mean)
+                exact = matrices.mean(0)
+            parts.append(_outputs(means, matrix, exact_means, exact))
         return Outputs(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
@@ -229,14 +231,14 @@ def train(
     weights = _weights(averages, y, loss_of)
     kept = [c for c, weight in enumerate(weights.tolist()) if weight > 0]
     mixed, matrix = torch.tensordot(weights, means, 1), torch.tensordot(weights, matrices, 1)
-    exact = matrix
+    held_out = _outputs(mixed, matrix, mixed, matrix)
     if task.std is not None:
-        _, matrices = _unseen(replace(task, std=None), standardize, folds, table)
-        exact = torch.tensordot(weights, matrices, 1)
+        without = _unseen(replace(task, std=None), standardize, folds, table)
+        held_out = _outputs(mixed, matrix, *(torch.tensordot(weights, e, 1) for e in without))
     chosen = [Member([row[c] for c in kept], weights[kept]) for row in table]
     return Trained(
         Ensemble(standardize, chosen, rescale),
-        Outputs(mixed.mean(0), exact, _spread(mixed), matrix - exact),
+        held_out,
         {recipes[c]: float(weights[c]) for c in kept},
         {recipe: float(loss_of(mean, y)) for recipe, mean in zip(recipes, averages, strict=True)},
         history,
@@ -245,7 +247,10 @@ def train(
 
 @torch.no_grad()
 def _unseen(
-    task: Task, standardize: Standardize, folds: Sequence[Fold], table: Sequence[Sequence[nn.Module]]
+    task: Task,
+    standardize: Standardize,
+    folds: Sequence[Fold],
+    table: Sequence[Sequence[nn.Module]],
 ) -> tuple[Tensor, Tensor]:
     """What networks say of rows that they have not seen, by recipe: means (c, m, n, t), and
     covariances (c, n, t, t) averaged over the m members of the fold that holds a row out."""
@@ -255,10 +260,9 @@ def _unseen(
         own = table[number * members : (number + 1) * members]
         for some in in_batches(task.inputs(fold.held_out), _rows_at_a_time(own[0][0])):
             given = standardize(some)
-            found = [[net(given) for net in row] for row in own]
-            means.append(torch.stack([torch.stack([e.mean for e in row]) for row in found]))
-            every = [torch.stack([e.covariance_matrix for e in row]) for row in found]
-            matrices.append(torch.stack(every).mean(0))
+            found = [_of_each(row, given) for row in own]
+            means.append(torch.stack([each for each, _ in found]))
+            matrices.append(torch.stack([each for _, each in found]).mean(0))
     order = torch.cat([torch.as_tensor(fold.held_out) for fold in folds]).argsort()
     return torch.cat(means, 2)[:, :, order].transpose(0, 1), torch.cat(matrices, 1)[:, order]
 
@@ -269,15 +273,22 @@ def _rows_at_a_time(net: nn.Module) -> int:
     return max(1, _NUMBERS_AT_A_TIME // widest**2)
 
 
-def _spread(means: Tensor) -> Tensor:
-    """(n, t, t) the covariance of means (m, n, t), as of a draw of one more member."""
-    gap = means - means.mean(0)
-    return torch.einsum("mni,mnj->nij", gap, gap) / max(1, len(means) - 1)
+def _of_each(nets: Iterable[nn.Module], x: Tensor | Moments) -> tuple[Tensor, Tensor]:
+    """Means (m, n, t) and covariances (m, n, t, t) of networks."""
+    found = [net(x) for net in nets]
+    means = torch.stack([each.mean for each in found])
+    return means, torch.stack([each.covariance_matrix for each in found])
 
 
-def _weights(
-    means: Tensor, y: Tensor, loss_of: Callable[[Tensor, Tensor], Tensor]
-) -> Tensor:
+def _outputs(means: Tensor, matrix: Tensor, exact_means: Tensor, exact_matrix: Tensor) -> Outputs:
+    """Of means (m, n, t) and an average covariance, with errors of the inputs and without them."""
+    gap = exact_means - exact_means.mean(0)
+    spread = torch.einsum("mni,mnj->nij", gap, gap) / max(1, len(gap) - 1)
+    errors = matrix - exact_matrix
+    return Outputs(means.mean(0), exact_matrix, spread, errors, exact_means.mean(0))
+
+
+def _weights(means: Tensor, y: Tensor, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """(c,) shares of recipes, of held-out means (c, n, t), under which the loss is least."""
     logs = torch.zeros(len(means), dtype=means.dtype, requires_grad=True)
     optimizer = torch.optim.LBFGS([logs], max_iter=50, line_search_fn="strong_wolfe")
@@ -292,7 +303,7 @@ def _weights(
         return loss
 
     with torch.enable_grad():
-        optimizer.step(cast(Any, closure))
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
     shares = logs.detach().softmax(0)
     if not shares.isfinite().all():
         shares = torch.zeros_like(shares)

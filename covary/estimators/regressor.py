@@ -108,7 +108,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         variance: str = "learned",
         distribution: str = "auto",
         hidden: Sequence[int] = (64, 64),
-        activation: str | MomentActivation = "relu",
+        activation: str | MomentActivation = "gelu",
         noise: float | Sequence[float] = 0.1,
         weight_decay: float | Sequence[float] | None = None,
         covariance: str = "shared",
@@ -167,11 +167,9 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         assert rescale is not None
         y, inputs = (task.y - rescale.shift) / rescale.scale, self.network_.standardize(task.x)
         found, t = trained.held_out, y.shape[1]
-        # Fewer networks than in the end predict a held-out row, so its error is a little larger.
-        fewer = 1 / self._checked_effort().members - 1 / len(self.network_.members)
         self._residuals: list[FittedResiduals] = [
             fit_residuals(
-                _evidence(inputs, found, column, fewer),
+                _evidence(inputs, found, column),
                 (y - found.mean)[:, column],
                 parts=PARTS if self.variance == "learned" else ("emergent",),
                 families=FAMILIES if self.distribution == "auto" else (self.distribution,),
@@ -203,15 +201,19 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
             for name in PARTS
             if all(name in each.without for each in self._residuals)
         }
-        for name, part in found.items():
-            if name != "learned" and part.share < _LEAST_SHARE:
-                warnings.warn(
-                    f"Held-out rows give the {_WORDS[name]} {part.share:.1%} of the variance: it "
-                    "says nothing of the errors here. See variance_parts_.",
-                    UserWarning,
-                    stacklevel=4,
-                )
+        if "emergent" in found and found["emergent"].share < _LEAST_SHARE:
+            self._warn("covariance that emerges in the networks", found["emergent"].share)
+        if "spread" in found and any(each.throws_spread_away for each in self._residuals):
+            self._warn("disagreement of the members", found["spread"].share)
         return found
+
+    def _warn(self, what: str, share: float) -> None:
+        warnings.warn(
+            f"Held-out rows give the {what} {share:.1%} of the variance: it says nothing of the "
+            "errors here (variance_parts_). Off the data standard deviations grow all the same.",
+            UserWarning,
+            stacklevel=5,
+        )
 
     def _taken_apart(
         self, X: ArrayLike, X_std: ArrayLike | None
@@ -223,7 +225,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         rescale = self.network_.rescale
         assert rescale is not None
         every = [
-            each.model(_evidence(inputs, out, column, 0.0))
+            each.model(_evidence(inputs, out, column))
             for column, each in enumerate(self._residuals)
         ]
         joined = [_components(found) for found in every]
@@ -244,9 +246,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         parts["doubt of the model"] = parts["doubt of the model"] + doubt
         return centred, {name: part * unit**2 for name, part in parts.items()}
 
-    def predict_distribution(
-        self, X: ArrayLike, *, X_std: ArrayLike | None = None
-    ) -> Predictive:
+    def predict_distribution(self, X: ArrayLike, *, X_std: ArrayLike | None = None) -> Predictive:
         """What may be observed at inputs (n, d): a distribution for each row.
 
         It has ``mean``, ``std``, ``logpdf(y)``, ``cdf(y)``, ``ppf(q)``, ``interval(level)`` and
@@ -342,17 +342,12 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         return Budget({name: torch.tensor(part) for name, part in parts.items()})
 
 
-_WORDS = {"emergent": "covariance of the networks", "spread": "disagreement of the members"}
-
-
-def _evidence(inputs: Tensor, found: Outputs, column: int, fewer: float) -> Evidence:
-    """What is known of rows for one target; ``fewer`` times the spread is known, too."""
+def _evidence(inputs: Tensor, found: Outputs, column: int) -> Evidence:
+    """What is known of rows for one target."""
     emergent, spread, errors = (
         each[:, column, column] for each in (found.emergent, found.spread, found.errors)
     )
-    return Evidence(
-        inputs, found.mean[:, column], emergent, spread, errors.clamp(min=0) + fewer * spread
-    )
+    return Evidence(inputs, found.exact[:, column], emergent, spread, errors.clamp(min=0))
 
 
 def _components(found: Scales) -> tuple[Floats, Floats, Floats]:
@@ -362,7 +357,8 @@ def _components(found: Scales) -> tuple[Floats, Floats, Floats]:
     weights, shifts, scales = (
         each.expand(m, n, k).transpose(0, 1).reshape(n, m * k).double().numpy() for each in every
     )
-    return weights, shifts, scales
+    weights = weights / weights.sum(-1, keepdims=True)
+    return weights, shifts - (weights * shifts).sum(-1, keepdims=True), scales  # but for round-off
 
 
 def _parts(every: Sequence[Scales], out: Outputs, var: Floats) -> dict[str, Floats]:
@@ -373,7 +369,11 @@ def _parts(every: Sequence[Scales], out: Outputs, var: Floats) -> dict[str, Floa
         noise.append(parts["emergent"] + parts["learned"])
         doubt.append(parts["spread"])
         errors.append(out.errors[:, column, column].clamp(min=0).numpy())
-    named = {"noise of the data": noise, "doubt of the model": doubt, "errors of the inputs": errors}
+    named = {
+        "noise of the data": noise,
+        "doubt of the model": doubt,
+        "errors of the inputs": errors,
+    }
     arrays = {name: np.stack(part, 1) for name, part in named.items()}
     total = sum(arrays.values())
-    return {name: part / total * var for name, part in arrays.items() if part.any()}
+    return {name: part / total * var for name, part in arrays.items()}

@@ -108,7 +108,7 @@ class Predictive:
         normal = np.einsum("nij,snj->sni", factor, random.standard_normal((size, n, t)))
         level = np.clip(_normal_cdf(normal), _LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
         draws = self._ppf(level)
-        return cast(Floats, draws[..., 0] if self.is_one_target else draws)
+        return draws[..., 0] if self.is_one_target else draws
 
     def widened(self, factor: Floats) -> Predictive:
         """The same with deviations from the mean (n, t) times so much."""
@@ -177,14 +177,14 @@ def _unit_cdf(x: Floats, df: Floats) -> Floats:
     from scipy.special import ndtr, stdtr
 
     finite = np.where(np.isinf(df), 3.0, df)
-    return np.where(np.isinf(df), ndtr(x), stdtr(finite, x))
+    return cast(Floats, np.where(np.isinf(df), ndtr(x), stdtr(finite, x)))
 
 
 def _unit_ppf(level: Floats, df: Floats) -> Floats:
     from scipy.special import ndtri, stdtrit
 
     finite = np.where(np.isinf(df), 3.0, df)
-    return np.where(np.isinf(df), ndtri(level), stdtrit(finite, level))
+    return cast(Floats, np.where(np.isinf(df), ndtri(level), stdtrit(finite, level)))
 
 
 def _unit_log_density(x: Floats, df: Floats) -> Floats:
@@ -204,12 +204,10 @@ def _log_copula(levels: Floats, correlation: Floats) -> Floats:
     n, t = levels.shape
     matrix = _positive(np.broadcast_to(correlation, (n, t, t)))
     white = np.linalg.solve(matrix, scores[..., None])[..., 0]
-    return cast(
-        Floats, -0.5 * (np.linalg.slogdet(matrix)[1] + (scores * (white - scores)).sum(-1))
-    )
+    return cast(Floats, -0.5 * (np.linalg.slogdet(matrix)[1] + (scores * (white - scores)).sum(-1)))
 
 
 def _positive(correlation: Floats) -> Floats:
     """Correlations (n, t, t) that have an inverse, however close to singular they were."""
     t = correlation.shape[-1]
-    return cast(Floats, (correlation + 1e-9 * np.eye(t)) / (1 + 1e-9))
+    return (correlation + 1e-9 * np.eye(t)) / (1 + 1e-9)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ _BATCH = 256
 _MOST_STEPS, _EVERY, _PATIENCE = 600, 10, 150
 _LEARNING_RATE, _WEIGHT_DECAY = 1e-2, 0.1
 _LEAST_DF = 2.05
+# Members that differ by so much of the squared errors are thrown away by a share below this.
+_GOOD_PART, _NEXT_TO_NOTHING = 0.1, 0.01
 _LEAST = 1e-6  # of squared scales, in mean squared residuals
 
 
@@ -105,6 +107,14 @@ class ResidualModel(nn.Module):
     width: Tensor  # (f,)
     low: Tensor  # (f,) features are clamped to what was seen
     high: Tensor
+    keep: Tensor  # (m, 1, 3) which parts each network uses
+    first: nn.Parameter  # (m, f, hidden) weights of h, then their biases
+    first_bias: nn.Parameter
+    second: nn.Parameter
+    second_bias: nn.Parameter
+    last: nn.Parameter
+    last_bias: nn.Parameter
+    globals: nn.Parameter  # (m, 1, 3) logarithms of a and b, and the degrees of freedom
     levels: Tensor  # (3,) averages of emergent variances, spreads and squared residuals
 
     def __init__(self, family: str, networks: int, inputs: int) -> None:
@@ -119,7 +129,7 @@ class ResidualModel(nn.Module):
             "first": (features, _HIDDEN), "first_bias": (1, _HIDDEN),
             "second": (_HIDDEN, _HIDDEN), "second_bias": (1, _HIDDEN),
             "last": (_HIDDEN, outputs), "last_bias": (1, outputs),
-            "globals": (1, 3),  # logarithms of a and b, and the degrees of freedom
+            "globals": (1, 3),
         }  # fmt: skip
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.zeros(networks, *shape)))
@@ -163,7 +173,7 @@ class ResidualModel(nn.Module):
                 df = _LEAST_DF + F.softplus(3 + 3 * self.globals[..., 2:])
             zero = torch.zeros_like(total)
             return Scales(zero, zero, total + known[..., None], df, parts)
-        logits, shifts, widths = out[..., 1:].unflatten(-1, (3, -1)).unbind(-2)
+        logits, shifts, widths = out[..., 1:].chunk(3, -1)
         logits = logits.log_softmax(-1)
         shifts = shifts + torch.linspace(-0.5, 0.5, _COMPONENTS).to(shifts)
         shifts = (shifts - (logits.exp() * shifts).sum(-1, keepdim=True)) * total.sqrt()
@@ -189,6 +199,12 @@ class FittedResiduals(NamedTuple):
     without: dict[str, float]
     shares: dict[str, float]
 
+    @property
+    def throws_spread_away(self) -> bool:
+        """Whether members differ by a good part of the errors, and that counts next to nothing."""
+        natural = float(self.model.levels[1] / self.model.levels[2])
+        return natural > _GOOD_PART and self.shares["spread"] < _NEXT_TO_NOTHING
+
 
 def fit_residuals(
     known: Evidence,
@@ -211,7 +227,7 @@ def fit_residuals(
         rows = torch.tensor(np.sort(random.permutation(len(residual))[:_MOST_ROWS]))
         known, residual = known[rows], residual[rows]
     if len(residual) < _LEAST_ROWS:
-        model = _prepared("normal", 1, known, residual)
+        model = _prepared("normal", 1, known, residual).requires_grad_(False)
         model.keep.zero_()
         return FittedResiduals(model, _levels(model(known), residual)[0], {}, {}, {})
     folds = torch.tensor(random.permutation(len(residual)) % min(_FOLDS, len(residual)))
@@ -332,7 +348,7 @@ def _levels(found: Scales, residual: Tensor) -> Tensor:
     """(m, n) probabilities of at most these residuals (n,)."""
     from scipy.special import ndtr, stdtr
 
-    gap = ((residual[:, None].to(found.shifts) - found.shifts) / found.squared.sqrt()).double()
+    gap = ((residual[:, None] - found.shifts) / found.squared.sqrt()).double().numpy()
     df = found.df.double().expand(gap.shape).numpy()
     below = np.where(np.isinf(df), ndtr(gap), stdtr(np.where(np.isinf(df), 3.0, df), gap))
-    return cast(Tensor, (found.logits.exp() * torch.tensor(below)).sum(-1))
+    return (found.logits.exp() * torch.tensor(below)).sum(-1)

@@ -1,0 +1,197 @@
+"""MomentClassifier: calibrated probabilities, prediction sets, and when to ask someone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import validate_data
+from torch import Tensor
+
+from covary.covariance import Full
+from covary.estimators.base import Floats, MomentEstimator
+from covary.estimators.members import Outputs
+from covary.moments import Moments
+from covary.training import ClassificationLoss
+from covary.uncertainty import metrics, scores
+from covary.uncertainty.calibration import fit_logits
+
+# What ``uncertainty`` may be, by name: higher is less sure.
+SCORES: dict[str, Callable[[Moments], Tensor]] = {
+    "expected_max": scores.expected_max,
+    "expected_entropy": lambda out: _entropy(scores.expected_softmax(out)),
+    "entropy": scores.entropy,
+    "max_softmax": scores.max_softmax,
+}
+# Fewer held-out errors do not say which score finds errors best.
+_LEAST_ERRORS = 10
+
+
+class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
+    """Classification with calibrated probabilities, and an uncertainty that finds its errors.
+
+    Networks are trained on cross-entropy of the mean alone (SMUC). Temperature and size of their
+    covariance are fitted to rows that they have not seen; far from the training data the covariance
+    grows with the distance, and probabilities come closer to each other. The parameters are those
+    of ``MomentRegressor``.
+
+    Attributes:
+        classes_: the labels, in the order of the network's outputs.
+        calibration_: the layer that calibrates logits, ``covary.uncertainty.calibration``.
+        score_: the name of the score that ``uncertainty`` gives: of ``covary.estimators.SCORES``
+            the one that finds most errors of held-out rows.
+        score_aurocs_: of each score, how well it finds them (area under the ROC curve).
+
+    Examples:
+        >>> from sklearn.datasets import load_iris
+        >>> x, y = load_iris(return_X_y=True)
+        >>> model = MomentClassifier("quick", epochs=5, random_state=0).fit(x, y)
+        >>> model.predict_proba(x[:5]).shape, model.predict_set(x[:5], level=0.9).shape
+        ((5, 3), (5, 3))
+    """
+
+    _objective = ClassificationLoss
+
+    @staticmethod
+    def _loss(mean: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(mean, y)
+
+    def fit(
+        self, X: ArrayLike, y: ArrayLike, *, X_std: ArrayLike | None = None
+    ) -> MomentClassifier:
+        """Train on inputs (n, d) and labels (n,) of two or more classes.
+
+        ``X_std`` are standard deviations of the errors of the inputs, (d,) or (n, d), in their
+        units. With ``covariance="shared"`` they are averaged over a mini-batch in training; choose
+        ``"full"`` where rows differ much.
+        """
+        x, target = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        check_classification_targets(target)
+        self.classes_, labels = np.unique(target, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(
+                "MomentClassifier needs labels of 2 classes or more, got 1 class: "
+                f"{self.classes_[0]!r}."
+            )
+        truth = torch.tensor(labels)
+        trained, _ = self._train(torch.tensor(x), truth, X_std, len(self.classes_), labels)
+        # Of logits off the data: they may be anywhere within what they are on the data.
+        self._logit_variance = float(trained.held_out.mean.var(0, correction=0).mean())
+        out = self._logits(trained.held_out, torch.zeros(len(x)))
+        self.calibration_ = fit_logits(out, truth)
+        out = self.calibration_(out)
+        self._choose_score(out, truth)
+        chance = scores.expected_softmax(out).gather(1, truth[:, None])[:, 0]
+        self._strange = np.sort(1 - chance.numpy())
+        return self
+
+    def _choose_score(self, out: Moments, truth: Tensor) -> None:
+        """Which score finds errors of held-out rows best, and what it is for them."""
+        predicted = scores.expected_softmax(out).argmax(-1)
+        wrong = (predicted != truth).numpy()
+        values = {name: score(out).double().numpy() for name, score in SCORES.items()}
+        self.score_aurocs_ = {}
+        self.score_ = next(iter(SCORES))
+        if _LEAST_ERRORS <= wrong.sum() < len(wrong):
+            self.score_aurocs_ = {
+                name: metrics.auroc(value[wrong], value[~wrong]) for name, value in values.items()
+            }
+            self.score_ = max(self.score_aurocs_, key=self.score_aurocs_.__getitem__)
+        self._held_out = values[self.score_], wrong
+
+    def _logits(self, found: Outputs, novelty: Tensor) -> Moments:
+        """Moments of logits, with doubt that grows with the distance from the data."""
+        doubt = (novelty.square() * self._logit_variance).to(found.mean)
+        matrix = found.emergent + found.errors + found.spread
+        return Moments(
+            found.mean, Full(matrix + torch.diag_embed(doubt[:, None].expand_as(found.mean)))
+        )
+
+    def moments(self, X: ArrayLike, *, X_std: ArrayLike | None = None) -> Moments:
+        """Mean and covariance (n, classes) of the calibrated logits, in double precision."""
+        x = self._inputs(X)
+        found = self.network_.outputs(self._with_errors(x, X_std))
+        out: Moments = self.calibration_(
+            self._logits(found, self.novelty_(self.network_.standardize(x)))
+        )
+        return out
+
+    def predict(self, X: ArrayLike, *, X_std: ArrayLike | None = None) -> NDArray[Any]:
+        """(n,) the most probable label."""
+        most_probable = self.predict_proba(X, X_std=X_std).argmax(-1)
+        return cast("NDArray[Any]", self.classes_[most_probable])
+
+    def predict_proba(self, X: ArrayLike, *, X_std: ArrayLike | None = None) -> Floats:
+        """(n, classes) probabilities: the softmax averaged over the Gaussian of the logits.
+
+        Args:
+            X: inputs (n, d).
+            X_std: standard deviations of the errors of the inputs, (d,) or (n, d), on their scale.
+        """
+        return cast(Floats, scores.expected_softmax(self.moments(X, X_std=X_std)).numpy())
+
+    def predict_set(
+        self, X: ArrayLike, level: float = 0.9, *, X_std: ArrayLike | None = None
+    ) -> NDArray[np.bool_]:
+        """(n, classes) which classes to reckon with, so that this share of rows has its own.
+
+        Cross-conformal: a class belongs to the set if held-out rows of as low a probability for
+        their own class are more than a share 1 - level. The most probable class always does.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"The level of prediction sets is between 0 and 1, got {level}.")
+        probability = self.predict_proba(X, X_std=X_std)
+        n = len(self._strange)
+        place = math.ceil((n + 1) * level)
+        most = self._strange[place - 1] if place <= n else 1.0
+        found: NDArray[np.bool_] = 1 - probability <= most
+        found[np.arange(len(found)), probability.argmax(-1)] = True
+        return found
+
+    def uncertainty(self, X: ArrayLike, *, X_std: ArrayLike | None = None) -> Floats:
+        """(n,) higher is less sure: the score ``score_``, which held-out rows chose."""
+        return cast(Floats, SCORES[self.score_](self.moments(X, X_std=X_std)).double().numpy())
+
+    def threshold(self, *, risk: float) -> float:
+        """The uncertainty up to which rows may be answered with at most this share of errors.
+
+        As held-out rows have it: as many of them as possible are below, and at most this share of
+        those is wrong. Minus infinity where no threshold keeps the risk.
+        """
+        if not 0 < risk < 1:
+            raise ValueError(f"A risk is a share of errors between 0 and 1, got {risk}.")
+        values, wrong = self._held_out
+        order = np.argsort(values, kind="stable")
+        shares = np.cumsum(wrong[order]) / np.arange(1, len(order) + 1)
+        kept = np.flatnonzero(shares <= risk)
+        return float(values[order[kept[-1]]]) if len(kept) else -math.inf
+
+    def decide(
+        self, X: ArrayLike, costs: ArrayLike, *, ask: float, X_std: ArrayLike | None = None
+    ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """(n,) the labels of the least expected cost, and (n,) whether asking someone costs less.
+
+        Args:
+            X: inputs (n, d).
+            costs: (classes, classes) of predicting the second where the first is true.
+            ask: the cost of asking someone.
+            X_std: standard deviations of the errors of the inputs, (d,) or (n, d), on their scale.
+        """
+        matrix = np.asarray(costs, dtype=np.float64)
+        k = len(self.classes_)
+        if matrix.shape != (k, k) or not np.isfinite(matrix).all():
+            raise ValueError(f"costs are ({k}, {k}) finite numbers, got shape {matrix.shape}.")
+        expected = self.predict_proba(X, X_std=X_std) @ matrix
+        return self.classes_[expected.argmin(-1)], expected.min(-1) > ask
+
+
+def _entropy(probabilities: Tensor) -> Tensor:
+    found: Tensor = torch.special.entr(probabilities).sum(-1)
+    return found

@@ -1,0 +1,146 @@
+"""Residuals of held-out rows: what the model of them finds, on data whose noise is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate
+
+from covary.uncertainty.novelty import Novelty
+from covary.uncertainty.residuals import Evidence, FittedResiduals, ResidualModel, fit_residuals
+
+
+def evidence(n: int, seed: int = 0, d: int = 2) -> tuple[Evidence, np.random.Generator]:
+    random = np.random.default_rng(seed)
+    inputs = torch.tensor(random.uniform(-1.7, 1.7, (n, d)))
+    emergent = torch.tensor(random.uniform(0.5, 2.0, n))
+    spread = torch.tensor(random.uniform(0.0, 0.1, n))
+    return Evidence(inputs, inputs[:, 0], emergent, spread, torch.zeros(n)), random
+
+
+def test_noise_that_differs_from_place_to_place_is_learned():
+    known, random = evidence(1500)
+    truth = np.where(known.inputs[:, 0].numpy() < 0, 0.1, 0.5)
+    found = fit_residuals(known, torch.tensor(truth * random.standard_normal(1500)))
+    scales = found.model(known).squared.mean(0)[:, 0].sqrt().numpy()
+    for place in (0.1, 0.5):
+        assert scales[truth == place].mean() == pytest.approx(place, rel=0.15)
+    assert found.without["learned"] - found.model.loss > 0.3
+    assert abs(found.without["emergent"] - found.model.loss) < 0.05
+    assert found.model.family in ("normal", "student")
+
+
+def test_emergent_variances_that_are_right_are_believed():
+    known, random = evidence(1500)
+    known = Evidence(known.inputs * 0, known.mean * 0, known.emergent**4, known.spread, known.known)
+    residual = torch.tensor(known.emergent.sqrt().numpy() * random.standard_normal(1500))
+    found = fit_residuals(known, residual, parts=("emergent",))
+    assert found.shares["emergent"] > 0.8
+    assert found.without["emergent"] - found.model.loss > 0.2
+
+
+@pytest.mark.parametrize(
+    ("family", "draw"),
+    [
+        ("normal", lambda r, n: r.standard_normal(n)),
+        ("student", lambda r, n: r.standard_t(2.5, n)),
+        ("mixture", lambda r, n: r.choice([-1, 1], n) + 0.1 * r.standard_normal(n)),
+    ],
+)
+def test_the_family_is_that_of_the_residuals(family, draw):
+    known, random = evidence(1200, seed=1)
+    found = fit_residuals(known, torch.tensor(draw(random, 1200)))
+    assert found.losses[found.model.family] == min(found.losses.values())
+    if family != "normal":
+        assert found.model.family == family
+        assert found.losses["normal"] > found.losses[family] + 0.02
+    # Probabilities of held-out residuals are even, up to their scatter.
+    for level in (0.1, 0.5, 0.9):
+        assert (found.levels <= level).double().mean().item() == pytest.approx(level, abs=0.05)
+
+
+@pytest.mark.parametrize("family", ["normal", "student", "mixture"])
+def test_densities_integrate_to_one_around_a_mean_of_zero(family):
+    known, _ = evidence(3)
+    torch.manual_seed(0)
+    model = ResidualModel(family, 2, 2).requires_grad_(False)
+    model.width.fill_(1.0)
+    model.low.fill_(-9.0)
+    model.high.fill_(9.0)
+    for parameter in model.parameters():
+        parameter.normal_(0, 0.2)
+    found = model(known)
+    points = np.linspace(-200, 200, 1_000_001)
+    for row in range(3):
+        one = type(found)(
+            found.logits[:, row : row + 1], found.shifts[:, row : row + 1],
+            found.squared[:, row : row + 1], found.df, {},
+        )  # fmt: skip
+        density = one.log_density(torch.tensor(points)).exp().double().numpy()
+        assert integrate.trapezoid(density, points, axis=1) == pytest.approx(1.0, abs=0.01)
+        assert integrate.trapezoid(points * density, points, axis=1) == pytest.approx(0, abs=0.01)
+
+
+def test_known_variance_is_not_learned_again():
+    known, random = evidence(1000)
+    extra = torch.linspace(0.0, 4.0, 1000).double()
+    with_extra = Evidence(known.inputs, known.mean, known.emergent, known.spread, extra)
+    residual = torch.tensor(np.sqrt(0.25 + extra.numpy()) * random.standard_normal(1000))
+    model = fit_residuals(with_extra, residual, families=("normal",)).model
+    own = model(known).squared.mean().item()  # without it
+    assert own == pytest.approx(0.25, abs=0.15)
+    assert model(with_extra).squared.mean().item() == pytest.approx(own + 2.0, rel=0.05)
+
+
+def test_a_spread_that_is_thrown_away_is_told():
+    model = ResidualModel("normal", 1, 2)
+    model.levels.copy_(torch.tensor([1.0, 0.5, 1.0]))  # members differ by half of the errors
+    found = FittedResiduals(model, torch.zeros(1), {}, {}, {"spread": 0.001})
+    assert found.throws_spread_away
+    assert not found._replace(shares={"spread": 0.3}).throws_spread_away
+    model.levels[1] = 0.01  # or by next to nothing, so that there is nothing to throw away
+    assert not found.throws_spread_away
+
+
+@pytest.mark.parametrize("n", [2, 9, 10, 39, 40])
+def test_few_rows(n):
+    known, random = evidence(n)
+    found = fit_residuals(known, torch.tensor(random.standard_normal(n)))
+    assert found.levels.shape == (n,)
+    scales = found.model(known)
+    assert torch.isfinite(scales.squared).all()
+    if n < 40:
+        learned = scales.parts["learned"]
+        assert torch.allclose(learned, learned[:, :1]), "a constant"
+
+
+def test_features_beyond_what_was_seen_count_as_its_edge():
+    known, random = evidence(200)
+    model = fit_residuals(known, torch.tensor(random.standard_normal(200))).model
+    edge = known.inputs.max(0).values
+    far = Evidence(*(torch.cat([each[:1]] * 2) for each in vars(known).values()))
+    far.inputs[0], far.inputs[1] = edge, 1000 * edge
+    parts = model(far).parts["learned"]
+    torch.testing.assert_close(parts[:, 0], parts[:, 1])
+
+
+def test_novelty_is_the_distance_from_the_data():
+    random = np.random.default_rng(0)
+    first = random.standard_normal(500)
+    inputs = torch.tensor(np.stack([first, first + 0.1 * random.standard_normal(500)], 1))
+    inputs = (inputs - inputs.mean(0)) / inputs.std(0, correction=0)
+    novelty = Novelty.fit(inputs)
+    assert (novelty(inputs) < 1e-9).all()
+    beyond = inputs.max(0).values + torch.tensor([3.0, 0.0])
+    assert novelty(beyond[None]).item() >= 3.0
+    # Both columns are within their ranges, and never were so together.
+    apart = torch.tensor([[2.0, -2.0]], dtype=torch.float64)
+    assert novelty(apart).item() > 3.0
+    assert novelty(100 * inputs[:5]).min() > 20
+    twice = Novelty(2)
+    twice.load_state_dict(novelty.state_dict())
+    torch.testing.assert_close(twice(apart), novelty(apart))
+    assert not math.isnan(novelty.radius.item())
