@@ -258,7 +258,7 @@ def test_columns_that_are_not_there_are_named_before_anything_is_read(tmp_path, 
     path = write(tmp_path / "new.csv", table)
     with pytest.raises(data.DataError) as caught:
         data.read_rows(path, schema)
-    told = "there are no columns 'width' (did you mean 'wdith'?), 'city', 'when'. It has: id, "
+    told = "there are no columns 'width' (did you mean 'wdith'?), 'city', 'when'; it has id, "
     assert told in str(caught.value)
     with pytest.raises(data.DataError, match="no column 'width_std'"):
         data.read_rows(write(path, frame().drop(columns="width_std")), schema)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from difflib import get_close_matches
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -27,6 +28,13 @@ def shortened(names: Iterable[str], most: int = 10) -> str:
     """``"a, b, c"``; of many names the first ones alone, each cut at 60 characters."""
     some = [name if len(name) <= 60 else f"{name[:59]}…" for name in islice(names, most + 1)]
     return ", ".join([*some[:most], *(["..."] if len(some) > most else [])])
+
+
+def with_nearest(names: Iterable[str], known: Sequence[str]) -> str:
+    """``"'heigth' (did you mean 'height'?), 'b'"``: names that are not among the known ones."""
+    near = ((name, get_close_matches(name, known, n=1)) for name in names)
+    told = (f"{name!r}{f' (did you mean {close[0]!r}?)' if close else ''}" for name, close in near)
+    return shortened(told, 25)
 
 
 def as_number(text: str) -> float:
@@ -77,6 +85,12 @@ class Gathered:
     stray_row: int = 0  # and its row
     refused: str = ""  # what it holds, where that is nothing that can be read
     _chunks: list[Values] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, name: str, kind: str, values: Values, texts: Iterable[str] = ()) -> Gathered:
+        """A column whose values ``(n,)`` are known: numbers, days, or places among the texts."""
+        numbered = {text: i for i, text in enumerate(texts)}
+        return cls(name, kind, texts=numbered, _chunks=[values])
 
     @cached_property
     def values(self) -> Values:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from covary.data.columns import Gathered, Values, gather, hint_of_dates, shortened
+from covary.data.columns import Gathered, Values, gather, hint_of_dates, shortened, with_nearest
 from covary.data.dataset import Array, DataError, Dataset
 from covary.data.schema import Rows, Schema
 from covary.data.table_files import CsvTable, TableFile
@@ -91,19 +90,10 @@ class Reading:
         """The table must have these columns."""
         known = self.table.columns
         absent = [name for name in dict.fromkeys(names) if name not in known]
-        close = [difflib.get_close_matches(name, known, n=1) for name in absent]
-        if len(absent) == 1:
-            hint = f" Did you mean {close[0][0]!r}?" if close[0] else ""
-            self.add(f"there is no column {absent[0]!r}.{hint} It has: {shortened(known, 25)}")
-        elif absent:
-            told = shortened(
-                (
-                    f"{name!r}{f' (did you mean {near[0]!r}?)' if near else ''}"
-                    for name, near in zip(absent, close, strict=True)
-                ),
-                25,
-            )
-            self.add(f"there are no columns {told}. It has: {shortened(known, 25)}")
+        if absent:
+            are = "is no column" if len(absent) == 1 else "are no columns"
+            told = with_nearest(absent, known)
+            self.add(f"there {are} {told}; it has {shortened(known, 25)}")
 
     def wanted(self, names: Iterable[str]) -> list[str]:
         """Those of these columns, and of columns of errors, that the table has."""

@@ -46,10 +46,10 @@ def read_table(
     writes them (``2024-03-01``, ``2024-03-01T12:30:00+01:00``; UTC without a time zone) become days
     since 1970-01-01, with sine and cosine of month, weekday and hour where these vary. A column
     that is mostly numbers or dates with other texts in it is an error. Columns that are empty or do
-    not vary in the training part are left out. Infinite numbers are an error, and so are those beyond 1e36,
-    which do not fit into the 32 bits that networks compute in. All that is wrong with a table is
-    told in one error. Missing is what is empty, or one of ``NA N/A NaN nan null NULL None ?``.
-    Whatever is left out, dropped or filled is told in the notes of the ``Dataset``.
+    not vary in the training part are left out. Infinite numbers are an error, and so are those
+    beyond 1e36, which do not fit into the 32 bits that networks compute in. All that is wrong with
+    a table is told in one error. Missing is what is empty, or one of ``NA N/A NaN nan null NULL
+    None ?``. Whatever is left out, dropped or filled is told in the notes of the ``Dataset``.
 
     Args:
         path: the file.
