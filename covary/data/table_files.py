@@ -22,6 +22,7 @@ from covary.files import check_is_file
 
 BLOCK_BYTES = 1 << 20
 BLOCK_ROWS = 1 << 16
+STREAM_ROWS = 1 << 12  # in a block of a stream of csv, whose values are objects of Python
 HEAD_BYTES = 1 << 20
 DELIMITERS = ",;\t|"
 FORMATS = ("csv", "jsonl", "parquet")
@@ -54,7 +55,10 @@ class TextFile:
 
     def __init__(self, where: Path | BinaryIO, encoding: str) -> None:
         self.where, self.is_file = where, isinstance(where, Path)
-        self.label = str(where) if self.is_file else "the stream"
+        from_shell = getattr(where, "name", "") == "<stdin>"
+        self.label = (
+            "standard input" if from_shell else str(where) if self.is_file else "the stream"
+        )
         # Excel begins a utf-8 file with a byte order mark, which is no part of the first name
         self.encoding = "utf-8-sig" if encoding.lower().replace("-", "") == "utf8" else encoding
 
@@ -68,7 +72,9 @@ class TextFile:
             except LookupError as error:
                 raise DataError(f"There is no encoding {self.encoding!r}; try latin-1.") from error
             if "\0" in head:
-                raise DataError(f"{self.label} is not a text file; expected csv or parquet.")
+                raise DataError(
+                    f"{self.label} is not a text file; expected csv, JSON lines or parquet."
+                )
         return head
 
     @contextmanager
@@ -119,8 +125,8 @@ class CsvTable:
         if not header:
             raise DataError(f"{self.label} is empty.")
         self.columns = [name.strip() or f"column {i}" for i, name in enumerate(header, start=1)]
-        self._ragged = ""  # what a stream has in a line of more or fewer values
         self.is_ragged = False  # whether blocks() left out lines of more or fewer values
+        self._ragged = ""  # the first of them, of a stream
         if not np.isnan([as_number(name) for name in self.columns]).any():
             raise DataError(
                 f"{self.label}: the first line holds numbers alone ({shortened(self.columns, 3)}); "
@@ -132,12 +138,36 @@ class CsvTable:
 
         Lines that do not fit the header are left out: ``ragged_lines`` tells which.
         """
+        return self._blocks_of_file(wanted) if self.text.is_file else self._blocks_of_stream(wanted)
+
+    def _blocks_of_stream(self, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """By Python, since pyarrow reads ahead: at exit, it would wait for what does not come."""
+        import pyarrow as pa
+
+        places = [self.columns.index(name) for name in wanted]
+        rows = (
+            row for line, row in self._rows() if line > self.header_lines and self._fits(line, row)
+        )
+        while block := list(islice(rows, STREAM_ROWS)):
+            yield {
+                name: pa.array([row[place] for row in block], pa.string())
+                for name, place in zip(wanted, places, strict=True)
+            }
+
+    def _fits(self, line: int, row: list[str]) -> bool:
+        """Whether a line has as many values as the header; the first one that does not is kept."""
+        if len(row) == len(self.columns):
+            return True
+        self.is_ragged = True
+        self._ragged = self._ragged or f"line {line} has {len(row)} values"
+        return False
+
+    def _blocks_of_file(self, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
         import pyarrow as pa
         from pyarrow import csv as arrow_csv
 
-        def leave_out(row: Any) -> str:
+        def leave_out(_row: Any) -> str:
             self.is_ragged = True
-            self._ragged = self._ragged or f"{row.actual_columns} values ({row.text!r:.60})"
             return "skip"
 
         encoding = self.text.encoding
@@ -198,7 +228,7 @@ class CsvTable:
         expected = f"expected {len(self.columns)} as in the header"
         remedy = f"correct the lines, or the delimiter {self.delimiter!r} with --delimiter"
         if not self.text.is_file:
-            return self._ragged and f"a line has {self._ragged}, {expected}; {remedy}"
+            return f"{self._ragged}, {expected}; {remedy}"
         wrong = ((line, row) for line, row in self._rows() if len(row) != len(self.columns))
         for first, row in wrong:
             others = shortened(f"line {line}" for line, _ in wrong)
