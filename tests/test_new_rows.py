@@ -6,6 +6,7 @@ import gzip
 import io
 import itertools
 import json
+import pickle
 import subprocess
 import sys
 import tracemalloc
@@ -174,6 +175,8 @@ def test_a_target_may_be_absent_or_missing_in_some_rows(tmp_path):
         write(path, table)
         (chunk,) = data.read_rows(path, schema)
         assert np.flatnonzero(gone(chunk.y)).tolist() == [3, 4]
+        each = [one.y for one in data.read_rows(path, schema, chunk=1)]
+        np.testing.assert_array_equal(np.concatenate(each), chunk.y)
         whole, _ = data.read_table(path, schema=schema)
         kept = ~gone(chunk.y).reshape(-1)
         np.testing.assert_array_equal(chunk.x[kept], whole.x_test)
@@ -446,6 +449,7 @@ def test_what_is_unusual_is_an_error_if_wanted(tmp_path, schema):
     loaded, _ = data.read_table(path, schema=schema)
     told = "5 of 60 rows have what training did not have, the first in line 4 (city: unseen 'Roma')"
     assert told in loaded.notes
+    assert pickle.loads(pickle.dumps(loaded)).reasons == REASONS
 
 
 @pytest.mark.parametrize("missing", ["error", "mean", "drop"])

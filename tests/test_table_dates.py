@@ -131,6 +131,17 @@ def test_time_zones_are_taken_into_account():
     assert columns.as_days("0001-01-01") == -(date(1970, 1, 1) - date(1, 1, 1)).days
 
 
+def test_times_with_and_without_a_zone_are_told(tmp_path):
+    texts = [each.isoformat() for each in moments(timedelta(hours=5))]
+    plain, _ = data.read_table(written(tmp_path / "t.csv", frame(texts)), target="y")
+    assert not any("UTC" in note for note in plain.notes)
+    texts[:20] = [f"{text}+02:00" for text in texts[:20]]
+    texts[50] = "2024-02-01"  # a day has none
+    mixed, _ = data.read_table(written(tmp_path / "t.csv", frame(texts)), target="y")
+    told = "times with and without a time zone; those without are taken as UTC"
+    assert f"column 'when' has {told}" in mixed.notes
+
+
 def test_texts_among_dates_are_told_with_their_place(tmp_path, monkeypatch):
     texts = [each.isoformat() for each in moments(timedelta(days=1))]
     texts[7] = texts[40] = "soon"

@@ -83,6 +83,7 @@ class Gathered:
     strays: int = 0  # how many texts there are among the numbers or dates
     stray: str = ""  # the first of them
     stray_row: int = 0  # and its row
+    zones: set[bool] = field(default_factory=set)  # whether times of dates have a time zone
     refused: str = ""  # what it holds, where that is nothing that can be read
     _chunks: list[Values] = field(default_factory=list)
 
@@ -154,6 +155,8 @@ class Gathered:
     def _add_dates(self, block: Any) -> None:
         import pyarrow as pa
 
+        texts = block.unique().drop_null().to_pylist()
+        self.zones |= {any(sign in text[10:] for sign in "Z+-") for text in texts if text[10:]}
         days = _days(block)
         self._count_strays(block, pa.array(np.isnan(days)))
         self._chunks.append(days)

@@ -127,12 +127,10 @@ class Reading:
         """Refuse other types, too many texts, texts among others, numbers beyond all size."""
         name, values = column.name, column.values
         if column.refused:
-            self.add(
-                f"column {name!r} holds {column.refused}, expected numbers, booleans, texts or "
-                f"dates; convert it, or leave it out with --drop {name!r}",
-                "other types",
-                name,
-            )
+            remedy = "convert it" if self.schema else f"convert it, or --drop {name!r}"
+            expected = "expected numbers, booleans, texts or dates"
+            told = f"column {name!r} holds {column.refused}, {expected}; {remedy}"
+            self.add(told, "other types", name)
         if column.has_too_many_texts:
             some = shortened(map(repr, column.texts), 3)
             hint = hint_of_dates(column.texts)
@@ -210,7 +208,7 @@ class Reading:
         x_std, x_test_std = (
             None if std is None else torch.from_numpy(std) for _, _, std in (train, test)
         )
-        return replace(found, x_std=x_std, x_test_std=x_test_std, reasons=reasons)
+        return replace(found, x_std=x_std, x_test_std=x_test_std, reasons=dict(reasons))
 
 
 def labels(

@@ -98,6 +98,9 @@ class Column:
             parts = tuple(part for part in _PARTS if len(np.unique(_turns(part, present))) > 1)
             more = f", with {', '.join(parts)} as sine and cosine" if parts else ""
             notes.append(f"column {name!r} is a date: days since 1970-01-01{more}")
+            if len(column.zones) > 1:
+                told = "times with and without a time zone; those without are taken as UTC"
+                notes.append(f"column {name!r} has {told}")
             fill = float(present.mean())
             return cls(name, "date", fill=fill, indicator=indicator, parts=parts)
         if {text.lower() for text in column.texts} <= set(_TRUTHS):
