@@ -96,8 +96,8 @@ def test_without_errors_inputs_are_tensors(tmp_path):
 @pytest.mark.parametrize(
     ("errors", "expected"),
     [
-        ({"heat": "heat_sdt"}, "there is no column 'heat_sdt'. Did you mean 'heat_std'?"),
-        ({"haet": "heat_std"}, "there is no column 'haet'. Did you mean 'heat'?"),
+        ({"heat": "heat_sdt"}, "there is no column 'heat_sdt' (did you mean 'heat_std'?)"),
+        ({"haet": "heat_std"}, "there is no column 'haet' (did you mean 'heat'?); it has"),
         ({"price": "heat_std"}, "column 'price' is the target; --error is for columns to predict"),
         ({"heat": "price"}, "column 'price' is the target and cannot be the errors of 'heat'"),
         ({"city": "heat_std"}, "column 'city' holds texts, which have no errors ('heat_std')"),

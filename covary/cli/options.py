@@ -137,7 +137,8 @@ def existing_of(*, resume: bool, overwrite: bool) -> Existing:
 
 
 Data = Annotated[
-    str, typer.Argument(help="A known set (covary data list), or a .csv, .tsv, .parquet file.")
+    str,
+    typer.Argument(help="A known set (covary data list), or a .csv, .tsv, .jsonl, .parquet file."),
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with what is in the folder, if anything is.")

@@ -3,11 +3,13 @@
 from covary.data.augment import augmented, horizontal_flip, random_crop
 from covary.data.catalogue import SetEntry
 from covary.data.dataset import DataError, Dataset
+from covary.data.rows import Chunk, read_rows
 from covary.data.schema import Column, Schema
 from covary.data.store import Status, describe, fetch, load, names, status
 from covary.data.tables import read_table
 
 __all__ = [
+    "Chunk",
     "Column",
     "DataError",
     "Dataset",
@@ -21,6 +23,7 @@ __all__ = [
     "load",
     "names",
     "random_crop",
+    "read_rows",
     "read_table",
     "status",
 ]

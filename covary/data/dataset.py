@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -58,6 +58,8 @@ class Dataset:
         notes: what whoever reports numbers on these data should know.
         x_std: standard deviations ``(n, d)`` of the errors of ``x``, where they are known.
         x_test_std: the same ``(m, d)`` of ``x_test``.
+        reasons: of new rows of a table, by the number of a test row, what it has that training did
+            not have.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Dataset:
     notes: tuple[str, ...] = ()
     x_std: Tensor | None = None
     x_test_std: Tensor | None = None
+    reasons: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, name: str, task: str, arrays: Sequence[Array], *more: Any) -> Dataset:

@@ -21,7 +21,8 @@ from covary.runs.records import decoded, to_json
 from covary.training import TrainingConfig
 from covary.training.config import option
 
-TABLE_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
+_TEXTS = (".csv", ".tsv", ".jsonl", ".ndjson")
+TABLE_SUFFIXES = (*_TEXTS, *(f"{suffix}.gz" for suffix in _TEXTS), ".parquet")
 TRUNKS = {"lenet": models.lenet, "lenet5": models.lenet5, "vgg13": models.vgg13}
 # Not "shared": samples would depend on their neighbours.
 PER_SAMPLE = ("full", "tracked", "diagonal")
