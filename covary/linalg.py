@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
@@ -261,6 +262,13 @@ def is_finite(x: Tensor) -> bool:
     """Whether there is neither NaN nor infinity in x."""
     # Both survive a sum, which takes one pass over memory; large numbers may overflow in it.
     return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+
+
+def significant(var: Tensor) -> Tensor:
+    """Variances, and 0 for those next to nothing: what is made of them has fewer digits than others
+    and takes a processor many times as long.
+    """
+    return F.threshold(var, torch.finfo(var.dtype).tiny * 2**24, 0.0)
 
 
 # glibc gives freed blocks above a threshold back to the system, and every batch would pay for

@@ -22,7 +22,7 @@ from covary.covariance.terms import (
     Term,
     deviation_of,
 )
-from covary.linalg import summed_to
+from covary.linalg import significant, summed_to
 from covary.nn.layers import mean_of_constant_variance
 from covary.passes.base import Call, Pass, WeightUse
 from covary.rules import EXACT, LINEARISED, MATCHED, PRODUCT, Rule
@@ -299,7 +299,7 @@ class MomentPass(Pass):
             return noisy, activation
 
         value.into_activation = into_activation
-        return value.estimate(lambda: torch.addcmul(own, gain * known, gain).detach())
+        return value.estimate(lambda: significant(torch.addcmul(own, gain * known, gain).detach()))
 
     def noisy(self, x: Varying) -> Varying:
         """The same mean, and the noise that enters here."""

@@ -174,7 +174,7 @@ class WeightTerm(Term):
         """Of rows (B, T, r, m), gradients (b, r, m, n) and inputs (b, T, n) of some samples."""
         r = places.shape[2]
         step = max(1, _NUMBERS_IN_CACHE // (r * self.weights.variance.numel()))
-        every = places.flatten(2).split(step), self.inputs().split(step)
+        every = torch.split(places.flatten(2), step), torch.split(self.inputs(), step)
         for rows, inputs in zip(*every, strict=True):
             # Torch takes longer for results of few columns than for few rows.
             is_narrow = inputs.shape[2] < _FEW_CHANNELS
@@ -261,10 +261,10 @@ class Positions:
     @classmethod
     def of(cls, samples: Samples, shape: Sequence[int], kernel: Kernel | None) -> Positions | None:
         """Of a value of this shape that goes into the layer; None if samples have unequal parts."""
-        lead = shape[:1] if kernel is not None else shape[:-1]
-        index = samples.index.reshape(samples.index.shape[: len(lead)]).expand(lead).reshape(-1)
         if samples.is_one_axis and samples.axes in ([], [0]):
             return cls(None, samples.batch, kernel)
+        lead = shape[:1] if kernel is not None else shape[:-1]
+        index = samples.index.reshape(samples.index.shape[: len(lead)]).expand(lead).reshape(-1)
         if len(set(index.bincount(minlength=samples.batch).tolist())) > 1:
             return None
         return cls(torch.argsort(index, stable=True), samples.batch, kernel)
