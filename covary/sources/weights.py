@@ -25,8 +25,8 @@ from covary.settings import covariance_is_supervised
 _NUMBERS_AT_A_TIME = 2**24
 # The same while rows meet weights: 2 MB, which stay in the cache until they are used.
 _NUMBERS_IN_CACHE = 2**19
-# Products with fewer channels than this are done as convolutions.
-_FEW_CHANNELS = 16
+# Torch takes longer for products whose results have fewer columns than this.
+_FEW_COLUMNS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class UncertainWeights:
         return squares @ self.variance.mT
 
     def spread_out(self, squares: Tensor) -> Tensor:
-        """The same in the basis of the layer's output, where variances have covariances, too."""
+        """The same of each element of the layer's output, in its own basis."""
         if self.left is None:
             return self.spread(squares)
         return squares @ (self.left.square() @ self.variance).mT
@@ -159,9 +159,9 @@ class WeightTerm(Term):
         arranged, left = self.arrange(rows), self.weights.left
         if left is None:
             return arranged
-        if arranged.shape[2] == 1 or len(left) >= _FEW_CHANNELS:
+        if arranged.shape[2] == 1 or len(left) >= _FEW_COLUMNS:
             return arranged @ left
-        # As images of T pixels: products of long matrices of few columns take torch longer.
+        # As images of T pixels, which a convolution turns sooner.
         images = arranged.flatten(0, 1)[:, None].permute(0, 3, 1, 2)
         turned = F.conv2d(images, left.mT[..., None, None])
         return turned.permute(0, 2, 3, 1).reshape(arranged.shape)
@@ -176,10 +176,9 @@ class WeightTerm(Term):
         step = max(1, _NUMBERS_IN_CACHE // (r * self.weights.variance.numel()))
         every = torch.split(places.flatten(2), step), torch.split(self.inputs(), step)
         for rows, inputs in zip(*every, strict=True):
-            # Torch takes longer for results of few columns than for few rows.
-            is_narrow = inputs.shape[2] < _FEW_CHANNELS
+            is_narrow = inputs.shape[2] < _FEW_COLUMNS
             found = (inputs.mT @ rows).mT if is_narrow else rows.mT @ inputs
-            yield found.unflatten(1, (r, -1)), inputs
+            yield found.reshape(len(found), r, -1, inputs.shape[2]), inputs
 
 
 @dataclass(frozen=True, eq=False)
