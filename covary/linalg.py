@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
@@ -158,7 +159,7 @@ def gated_quadratic(
         half: ``lower_half`` of one M for all samples, in place of ``matrix``; without gradients.
     """
     parts = [part for part in (rows, matrix, gain, added) if part is not None]
-    gain = rows.new_ones(1, 1) if gain is None else gain
+    has_gain, gain = gain is not None, rows.new_ones(1, 1) if gain is None else gain
     added = rows.new_zeros(1, 1) if added is None else added
     is_stacked = rows.dim() > 3  # by vmap
     batch = batch_of(*parts)
@@ -169,8 +170,9 @@ def gated_quadratic(
         r = select(rows, samples, dim=-3)
         g, a = select(gain, samples)[..., None, :], select(added, samples)[..., None, :]
         if half is not None:
-            scaled = r.expand(batch_of(r, g, a), -1, -1) * g
-            left = _times_lower_half(scaled, half).mul_(g).addcmul_(r, a, value=0.5)
+            scaled = r.expand(batch_of(r, g, a), -1, -1)
+            left = _times_lower_half(scaled * g if has_gain else scaled, half)
+            left = (left.mul_(g) if has_gain else left).addcmul_(r, a, value=0.5)
             product = row_products(left, r)
             return product + product.mT
         if matrix is None:
@@ -207,12 +209,15 @@ def lower_half_of_gram(left: Tensor, right: Tensor) -> Tensor:
 
 def _times_lower_half(rows: Tensor, half: Tensor) -> Tensor:
     """Rows (B, r, n) times a triangle, without the zeros in it."""
+    is_swapped = rows.transpose(0, 1).is_contiguous()  # (r, B, n) in memory, as a tape has them
+    rows = rows.transpose(0, 1) if is_swapped else rows
     tall = rows.reshape(-1, len(half))
     out = torch.empty_like(tall)
     for low in range(0, len(half), _BLOCK):
         high = low + _BLOCK
         torch.mm(tall[:, low:], half[low:, low:high], out=out[:, low:high])
-    return out.view(rows.shape)
+    out = out.view(rows.shape)
+    return out.transpose(0, 1) if is_swapped else out
 
 
 def row_products(left: Tensor, right: Tensor) -> Tensor:
@@ -257,6 +262,13 @@ def is_finite(x: Tensor) -> bool:
     """Whether there is neither NaN nor infinity in x."""
     # Both survive a sum, which takes one pass over memory; large numbers may overflow in it.
     return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+
+
+def significant(var: Tensor) -> Tensor:
+    """Variances, and 0 for those next to nothing: what is made of them has fewer digits than others
+    and takes a processor many times as long.
+    """
+    return F.threshold(var, torch.finfo(var.dtype).tiny * 2**24, 0.0)
 
 
 # glibc gives freed blocks above a threshold back to the system, and every batch would pay for

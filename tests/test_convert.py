@@ -185,7 +185,7 @@ def test_gradients_are_those_of_the_gain_linearised_network():
     cov.tape.sweep(
         cov.at,
         torch.eye(4)[:, None].expand(4, 2, 4),
-        lambda noise, here: met.update({noise.name: here}),
+        lambda terms, here: met.update({term.name: here for term in terms}),
     )
     torch.testing.assert_close(met["input"].transpose(0, 1), rows)
 

@@ -74,7 +74,7 @@ class Full(Covariance):
     def linear(self, weight: Tensor) -> Full:
         return Full(self.quadratic(weight[None]))
 
-    def add_noise(self, var: float) -> Full:
+    def add_noise(self, var: float | Tensor) -> Full:
         if self.added is None:
             assert self.matrix is not None
             return Full(self.matrix, self.matrix.new_zeros(1, 1) + var, self.gain)

@@ -20,12 +20,12 @@ from covary import linalg
 from covary.covariance.base import Covariance, Selection
 from covary.covariance.exact import Full
 from covary.covariance.samples import Samples
-from covary.covariance.terms import IndependentTerm, Response, Term, deviation_of
+from covary.covariance.terms import IndependentTerm, Response, Term, added_up, deviation_of
 
 # Rows (r, *shape) of a value -> rows of each of its parents, or None where nothing comes back.
 Pull = Callable[[Tensor], Sequence[Tensor | None]]
-# What a sweep calls for each term on its way, with the rows there.
-Meet = Callable[[Term, Tensor], Sequence[Tensor] | None]
+# What a sweep calls for terms on its way, with the rows that all of them meet.
+Meet = Callable[[Sequence[Term], Tensor], Sequence[Tensor] | None]
 # A budget takes so many rows of random signs.
 _RANDOM_ROWS = 8
 # Numbers of the largest tensor in a sweep: 128 MB in single precision, of which a few are alive.
@@ -43,11 +43,12 @@ CHANGED_WEIGHTS = (
 class Node(NamedTuple):
     """A value as a linear function of values before it, plus what a source adds.
 
-    Where each element is one of the only parent's times a factor, ``gain`` is that factor.
+    Without a ``pull`` it is its only parent itself. Where each element is one of the only parent's
+    times a factor, ``gain`` is that factor.
     """
 
     parents: tuple[int, ...]
-    pull: Pull
+    pull: Pull | None
     term: Term | None
     gain: Tensor | None
 
@@ -74,7 +75,7 @@ class Tape:
     def add(
         self,
         parents: Sequence[int],
-        pull: Pull,
+        pull: Pull | None,
         term: Term | None = None,
         gain: Tensor | None = None,
     ) -> int:
@@ -100,29 +101,43 @@ class Tape:
             self._used.setdefault(id(tensor), (tensor, tensor._version))
 
     def sweep(self, at: int, rows: Tensor, meet: Meet) -> None:
-        """Call ``meet`` for each term that value ``at`` depends on, with the rows there.
+        """Call ``meet`` for all terms that value ``at`` depends on, with the rows there.
 
         Args:
             at: the index of the value.
             rows: (r, *shape) of the value.
-            meet: takes a term and rows (r, *shape) of what it is added to, which may be overwritten
-                afterwards. What it gives is added to the rows of each parent, if not None.
+            meet: takes terms and rows (r, *shape) of what they are added to, which may be
+                overwritten afterwards. Of several terms, all but the last are added behind it.
+                What it gives is added to the rows of each parent of the last, if not None.
         """
         if any(tensor._version != version for tensor, version in self._used.values()):
             raise RuntimeError(CHANGED_WEIGHTS)
         waiting = {at: rows}
         own: set[int] = set()  # values whose rows nobody else has: they may be written into
         may_write = not torch.is_grad_enabled()
+        terms: list[Term] = []
         for index in range(at, -1, -1):
             here = waiting.pop(index, None)
             if here is None:
                 continue
             parents, pull, term, gain = self._nodes[index]
-            more = None if term is None else meet(term, here)
+            if term is not None:
+                terms.append(term)
             is_own = index in own
+            if pull is None and all(other < parents[0] for other in waiting):
+                waiting[parents[0]] = here  # to which nobody adds: its term meets the same rows
+                if is_own:
+                    own.add(parents[0])
+                continue
+            more = meet(terms, here) if terms else None
+            terms = []
             if not any(self._varies[parent] for parent in parents):
                 continue
-            pulled = pull(here) if gain is None or not is_own else [here.mul_(gain)]
+            pulled: Sequence[Tensor | None]
+            if gain is not None and is_own:
+                pulled = [here.mul_(gain)]
+            else:
+                pulled = [here] if pull is None else pull(here)
             if more is not None:
                 pulled = [_added(part, extra) for part, extra in zip(pulled, more, strict=True)]
             for parent, part in zip(parents, pulled, strict=True):
@@ -146,8 +161,9 @@ class Tape:
         """(B, r, r) R C R^T for rows (r, *shape) of value ``at``, of covariance C."""
         total = rows.new_zeros(self.batch, len(rows), len(rows))
 
-        def meet(term: Term, here: Tensor) -> None:
-            total.add_(term.products(here))
+        def meet(terms: Sequence[Term], here: Tensor) -> None:
+            for term in added_up(terms):
+                total.add_(term.products(here))
 
         self.sweep(at, rows, meet)
         return total
@@ -156,8 +172,9 @@ class Tape:
         """(B, r) the diagonal of R C R^T, as one summand for each name of a call."""
         found: dict[str, Tensor] = {}
 
-        def meet(term: Term, here: Tensor) -> None:
-            found[term.name] = found.get(term.name, 0.0) + term.variances(here)
+        def meet(terms: Sequence[Term], here: Tensor) -> None:
+            for term in terms:
+                found[term.name] = found.get(term.name, 0.0) + term.variances(here)
 
         self.sweep(at, rows, meet)
         return found
@@ -221,7 +238,10 @@ class Tape:
             known[term.label] = known[term.label] + part if term.label in known else part
             guessed[term.label] = guessed.get(term.label, 0.0) + random
 
-        def meet(term: Term, here: Tensor) -> list[Tensor] | None:
+        def meet(terms: Sequence[Term], here: Tensor) -> list[Tensor] | None:
+            return [share(term, here) for term in terms][-1]
+
+        def share(term: Term, here: Tensor) -> list[Tensor] | None:
             if not isinstance(term, IndependentTerm) or term.response is None:
                 spend(term, here)
                 return None
@@ -408,7 +428,7 @@ class Swept(Covariance):
     def add_noise(self, var: float) -> Covariance:
         added = torch.as_tensor(var, dtype=self.mean.dtype)
         term = IndependentTerm("noise", Samples.along(self.mean), var=added)
-        return self._behind(lambda rows: (rows,), self.mean, term)
+        return self._behind(None, self.mean, term)
 
     def scale(self, factor: Tensor) -> Covariance:
         factor = self._shaped(factor)
@@ -464,7 +484,7 @@ class Swept(Covariance):
             value = self._spread(value)
         return value.expand(len(value), self._units).reshape(len(value), *self.mean.shape[1:])
 
-    def _behind(self, pull: Pull, mean: Tensor, term: Term | None = None) -> Swept:
+    def _behind(self, pull: Pull | None, mean: Tensor, term: Term | None = None) -> Swept:
         """A value that is pulled back to this one, with what a source adds."""
         tape = self.tape.branch()
         return Swept(tape, tape.add((self.at,), pull, term), mean, self.chosen)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from covary.covariance.base import Covariance
+from covary.covariance.exact import Full
 from covary.covariance.samples import Samples
 
 # What a source is, for whoever reads a budget.
@@ -52,6 +53,10 @@ class Term(ABC):
             at = rows.detach().requires_grad_()
             (slope,) = torch.autograd.grad(self.variances(at).sum(), at)
         return rows * slope / 2
+
+    def apart(self) -> Sequence[Term]:
+        """Terms that add up to this one, independent variance as one of its own."""
+        return [self]
 
     @property
     def is_linearised(self) -> bool:
@@ -142,6 +147,20 @@ class IndependentTerm(Term):
         return self.samples.add_up((flat @ var.expand(len(flat), -1)[..., None])[..., 0])
 
 
+def added_up(terms: Sequence[Term]) -> Sequence[Term]:
+    """Terms of the same rows with all independent variances in one: it costs less than several."""
+    terms = [part for term in terms for part in term.apart()]
+    alike = [term for term in terms if isinstance(term, IndependentTerm)]
+    if len(alike) < 2:
+        return terms
+    first, *others = alike
+    var = first.var
+    for other in others:
+        var = var + other.var
+    rest = [term for term in terms if not isinstance(term, IndependentTerm)]
+    return [IndependentTerm(first.name, first.samples, var=var), *rest]
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CorrelatedTerm(Term):
     """The covariance of a sample's elements, as a ``Covariance`` of the flat event.
@@ -158,11 +177,14 @@ class CorrelatedTerm(Term):
         front = rows.movedim(self.axis + 1, 0)
         return self.cov.quadratic(front.flatten(2))
 
-    def by_element(self, rows: Tensor) -> Tensor:
-        front = rows.movedim(self.axis + 1, 0)
-        flat = front.flatten(2)
-        shares = flat * (flat @ self.cov.dense())
-        return shares.reshape(front.shape).movedim(0, self.axis + 1)
+    def plus(self, other: IndependentTerm, shape: Sequence[int]) -> list[Term]:
+        """Both terms of a value of this shape, as one where the covariance takes variances in."""
+        if not isinstance(self.cov, Full):
+            return [self, other]
+        front = other.var.movedim(self.axis, 0)
+        event = [size for dim, size in enumerate(shape) if dim != self.axis]
+        added = front.expand(len(front), *event).flatten(1)
+        return [replace(self, cov=self.cov.add_noise(added))]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -174,23 +196,26 @@ class MaskTerm(Term):
 
     Attributes:
         mean: of the value.
-        var: of each element, to be broadcast.
+        var: of each element, to be broadcast; None for the first part alone.
         factor: the variance of the random factor.
         dims: dimensions of the value along which elements have the factor in common.
     """
 
     mean: Tensor
-    var: Tensor
+    var: Tensor | None
     factor: float
     dims: Sequence[int]
 
+    def apart(self) -> Sequence[Term]:
+        if self.var is None:
+            return [self]
+        own = IndependentTerm(self.name, self.samples, self.kind, var=self.var * self.factor)
+        return [own, replace(self, var=None)]
+
     def products(self, rows: Tensor) -> Tensor:
+        if self.var is not None:
+            own, common = self.apart()
+            return own.products(rows) + common.products(rows)
         summed = (rows * self.mean).sum([dim + 1 for dim in self.dims], keepdim=True)
         one = torch.full([1] * self.mean.dim(), self.factor).to(rows)
-        common = IndependentTerm(self.name, self.samples, var=one)
-        own = IndependentTerm(self.name, self.samples, var=self.var * self.factor)
-        return common.products(summed) + own.products(rows)
-
-    def by_element(self, rows: Tensor) -> Tensor:
-        summed = (rows * self.mean).sum([dim + 1 for dim in self.dims], keepdim=True)
-        return (rows * self.mean * summed + rows.square() * self.var) * self.factor
+        return IndependentTerm(self.name, self.samples, var=one).products(summed)

@@ -89,7 +89,7 @@ class DrawPass(Pass):
         if use.weights.linearised and not self.draws_all:
             return found
         positions = self.positions[use.name]
-        inputs = use.weights.inputs(positions.patches(x.numbers))
+        inputs = positions.inputs(x.numbers, use.weights)
         if not use.weights.linearised:
             self.observe(use.name, [inputs[:, :: max(1, inputs.shape[1] // _POSITIONS)]])
         added = use.weights.draw(inputs, self.generator)

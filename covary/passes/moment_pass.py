@@ -14,8 +14,15 @@ from covary import activations
 from covary.activations import MomentActivation
 from covary.covariance.samples import Samples
 from covary.covariance.sweep import Pull, Tape
-from covary.covariance.terms import INPUT, IndependentTerm, Response, Term, deviation_of
-from covary.linalg import summed_to
+from covary.covariance.terms import (
+    INPUT,
+    CorrelatedTerm,
+    IndependentTerm,
+    Response,
+    Term,
+    deviation_of,
+)
+from covary.linalg import significant, summed_to
 from covary.nn.layers import mean_of_constant_variance
 from covary.passes.base import Call, Pass, WeightUse
 from covary.rules import EXACT, LINEARISED, MATCHED, PRODUCT, Rule
@@ -93,17 +100,20 @@ class MomentPass(Pass):
         mean = _at(value)
         for source in self._at_input(errors):
             term = source.term(name, samples, INPUT, mean, var)
-            var = var + source.variance(mean, var)
+            var = var + _added_by(term, source, mean, var)
             last = terms[-1] if terms else None
+            # One term costs less than two.
             if isinstance(last, IndependentTerm) and isinstance(term, IndependentTerm):
-                terms[-1] = replace(last, var=last.var + term.var)  # one term costs less than two
+                terms[-1] = replace(last, var=last.var + term.var)
+            elif isinstance(last, CorrelatedTerm) and isinstance(term, IndependentTerm):
+                terms[-1:] = last.plus(term, value.shape)
             else:
                 terms.append(term)
         if terms:
             self.tape.axes[terms[0].label] = self._axis(value)
         node = self.tape.add((), lambda _: (), terms[0] if terms else None)
         for term in terms[1:]:
-            node = self.tape.add((node,), lambda rows: (rows,), term)
+            node = self.tape.add((node,), None, term)
         self.calls.append(Call(name, "noise enters"))
         lifted = Varying(value, self, node, samples)
         return lifted.estimate(lambda: var) if self.propagates else lifted
@@ -128,10 +138,10 @@ class MomentPass(Pass):
                 var = self.variance(name, x)
             mean = _at(x.numbers)
             term = source.term(name, x.samples, source.kind, mean, var)
-        value = self.write(MATCHED, x.numbers, [x], lambda rows: (rows,), x.samples, term)
+        value = self.write(MATCHED, x.numbers, [x], None, x.samples, term)
         spread = x.spread
         if spread is not None:
-            value.estimate(lambda: spread.value + source.variance(mean, var))
+            value.estimate(lambda: spread.value + _added_by(term, source, mean, var))
         return value
 
     def with_weights(self, x: Varying, found: Varying, use: WeightUse) -> Varying:
@@ -142,7 +152,7 @@ class MomentPass(Pass):
 
         def taken() -> Tensor:
             with torch.set_grad_enabled(numbers.requires_grad):
-                return weights.inputs(positions.patches(numbers))
+                return positions.inputs(numbers, weights)
 
         # Patches of large images are made when they are looked at: they take far more than images.
         size = found.numbers[:, :1].numel() * weights.variance.shape[1]
@@ -151,24 +161,21 @@ class MomentPass(Pass):
         if not weights.linearised:
             self.axes[use.name] = [0, 1]
             with torch.no_grad():
-                more = weights.spread(self._input_variance(use.name, x, positions, weights))
+                arriving = self._input_variance(use.name, x, positions, weights)
+                more = weights.spread(arriving)
         term = WeightTerm(
             use.name, found.samples, weights.kind, weights=weights, inputs=inputs, more=more,
             arrange=positions.arrange,
         )  # fmt: skip
         self.calls.append(Call(use.name, "weights vary"))
-        value = self.write(
-            MATCHED, found.numbers, [found], lambda rows: (rows,), found.samples, term
-        )
+        value = self.write(MATCHED, found.numbers, [found], None, found.samples, term)
         spread, shape = found.spread, found.numbers.shape
         if spread is not None and weights.linearised:
             value.estimate(lambda: spread.value)
         elif spread is not None:
 
             def spreads() -> Tensor:
-                own = weights.spread(inputs().square()) + more
-                if weights.left is not None:
-                    own = own @ weights.left.square().mT
+                own = weights.spread_out(inputs().square()) + weights.spread_out(arriving)
                 return spread.value + positions.restore(own, shape)
 
             value.estimate(spreads)
@@ -228,7 +235,7 @@ class MomentPass(Pass):
         kind: str,
         mean: Tensor,
         parents: Sequence[Varying],
-        pull: Pull,
+        pull: Pull | None,
         samples: Samples,
         term: Term | None = None,
         *,
@@ -237,7 +244,7 @@ class MomentPass(Pass):
         """A new value, a function of its parents that is linear as far as covariances go."""
         assert self.tape is not None
         types = [parent.numbers.dtype for parent in parents]
-        if types != [mean.dtype] * len(types):
+        if pull is not None and types != [mean.dtype] * len(types):
             pull = _in_types(pull, types)
         node = self.tape.add([parent.node for parent in parents], pull, term)
         self.tape.widest = max(self.tape.widest, mean.numel())
@@ -273,7 +280,7 @@ class MomentPass(Pass):
         mean = mean_of_constant_variance(mu, var, mean, gain, activation)
         # A place of its own for what goes into the activation, to which the noise may move.
         assert self.tape is not None
-        before = self.tape.add([x.node], lambda rows: (rows,))
+        before = self.tape.add([x.node], None)
         node = self.tape.add([before], lambda rows: (rows * gain,), term, gain)
         self.tape.widest = max(self.tape.widest, mean.numel())
         value = Varying(mean, self, node, x.samples)
@@ -292,13 +299,13 @@ class MomentPass(Pass):
             return noisy, activation
 
         value.into_activation = into_activation
-        return value.estimate(lambda: torch.addcmul(own, gain * known, gain).detach())
+        return value.estimate(lambda: significant(torch.addcmul(own, gain * known, gain).detach()))
 
     def noisy(self, x: Varying) -> Varying:
         """The same mean, and the noise that enters here."""
         var = self.source().variance(x.numbers, x.numbers)
         term = IndependentTerm(self._label(), x.samples, var=var)
-        return self.write(EXACT, x.numbers, [x], lambda rows: (rows,), x.samples, term)
+        return self.write(EXACT, x.numbers, [x], None, x.samples, term)
 
     def product(self, x: Varying, y: Varying, samples: Samples, pull: Pull) -> Varying:
         """x y of two values that vary: the mean takes their covariance, which is measured."""
@@ -418,6 +425,11 @@ class MomentPass(Pass):
 def _at(mean: Tensor) -> Tensor:
     """Where covariances are taken: at the mean, with its gradient if they are supervised."""
     return mean if covariance_is_supervised() else mean.detach()
+
+
+def _added_by(term: Term, source: Source, mean: Tensor, var: Tensor) -> Tensor:
+    """The variance that a source adds to each element, which its term may know already."""
+    return term.var if isinstance(term, IndependentTerm) else source.variance(mean, var)
 
 
 def _laid_out_as(value: Tensor, small: Tensor) -> Tensor:

@@ -53,11 +53,9 @@ class GradientPass(MomentPass):
         positions = use.positions(x)
         probe = torch.zeros_like(found.numbers).requires_grad_()
         with torch.no_grad():
-            inputs = use.weights.inputs(positions.patches(x.numbers))
+            inputs = positions.inputs(x.numbers, use.weights)
         self.met[use.name.removesuffix(":weights")] = _Met(use, inputs, probe, positions)
-        return self.write(
-            MATCHED, found.numbers + probe, [found], lambda rows: (rows,), found.samples
-        )
+        return self.write(MATCHED, found.numbers + probe, [found], None, found.samples)
 
 
 def run_of(

@@ -15,6 +15,7 @@ from torch import Tensor
 from covary.covariance import Covariance
 from covary.covariance.samples import Samples
 from covary.covariance.terms import DROPOUT, NOISE, CorrelatedTerm, IndependentTerm, MaskTerm, Term
+from covary.linalg import significant
 
 
 def check_number(source: str, what: str, value: object) -> None:
@@ -114,7 +115,7 @@ class Relative(Source):
         check_number("Relative", "a share of the value, 0.01 for 1%", self.share)
 
     def variance(self, mean: Tensor, var: Tensor) -> Tensor:
-        return (mean.square() + var) * self.share**2
+        return significant((mean.square() + var) * self.share**2)
 
     def draw(self, value: Tensor, generator: torch.Generator) -> Tensor:
         return value * torch.empty_like(value).normal_(1.0, self.share, generator=generator)
@@ -177,7 +178,7 @@ class DropoutMask(Source):
         return self.p / (1 - self.p)
 
     def variance(self, mean: Tensor, var: Tensor) -> Tensor:
-        return (mean.square() + var) * self.odds
+        return significant((mean.square() + var) * self.odds)
 
     def draw(self, value: Tensor, generator: torch.Generator) -> Tensor:
         shape = [1 if dim in self.common else size for dim, size in enumerate(value.shape)]

@@ -8,6 +8,7 @@ the sum of (left^T G right)^2 variance.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ from covary.settings import covariance_is_supervised
 _NUMBERS_AT_A_TIME = 2**24
 # The same while rows meet weights: 2 MB, which stay in the cache until they are used.
 _NUMBERS_IN_CACHE = 2**19
+# Torch takes longer for products whose results have fewer columns than this.
+_FEW_COLUMNS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +51,25 @@ class UncertainWeights:
 
     def inputs(self, patches: Tensor) -> Tensor:
         """(..., n) what positions take -> (..., n or n + 1) in the basis of ``right``."""
-        if self.variance.shape[1] > patches.shape[-1]:
-            patches = F.pad(patches, (0, 1), value=1.0)
-        return patches if self.right is None else patches @ self.right
+        if self.right is not None:
+            return F.linear(patches, *self.turning(patches.shape[-1]))
+        has_bias = self.variance.shape[1] > patches.shape[-1]
+        return F.pad(patches, (0, 1), value=1.0) if has_bias else patches
+
+    def turning(self, n: int) -> tuple[Tensor, Tensor | None]:
+        """The weight and the bias of a layer that turns n inputs to the basis of ``right``."""
+        assert self.right is not None
+        return self.right[:n].mT, self.right[n] if len(self.right) > n else None
 
     def spread(self, squares: Tensor) -> Tensor:
         """(..., n) averages of squared ``inputs`` -> (..., m) variances, in the basis of left."""
         return squares @ self.variance.mT
+
+    def spread_out(self, squares: Tensor) -> Tensor:
+        """The same of each element of the layer's output, in its own basis."""
+        if self.left is None:
+            return self.spread(squares)
+        return squares @ (self.left.square() @ self.variance).mT
 
     def outputs(self, values: Tensor) -> Tensor:
         """(..., m) from the basis of ``left`` to that of the layer's output."""
@@ -119,42 +134,51 @@ class WeightTerm(Term):
 
     def products(self, rows: Tensor) -> Tensor:
         turned = self._turned(rows)
+        flat = turned.transpose(0, 1).flatten(2)  # (B, r, T m)
         if turned.shape[2] == 1:
-            flat = turned[:, :, 0].transpose(0, 1)  # (B, r, m)
             return (flat * self._variances()) @ flat.mT
-        total = torch.cat([g @ g.mT for g in self._gradients(turned)])
-        flat = (turned * self.more.sqrt()).transpose(0, 1).flatten(2)
-        return total.baddbmm_(flat, flat.mT)
+        places = turned.permute(1, 2, 0, 3).contiguous()  # (B, T, r, m)
+        by, pairs = self.weights.variance, self._gradients(places)
+        if by.shape[1] < turned.shape[2]:  # gradients are smaller than rows
+            found = torch.cat([(g * by).flatten(2) @ g.flatten(2).mT for g, _ in pairs])
+            return found.baddbmm_((turned * self.more).transpose(0, 1).flatten(2), flat.mT)
+        met = torch.cat([inputs @ g.mul_(by).flatten(1, 2).mT for g, inputs in pairs])
+        met = met.view(places.shape).addcmul_(places, self.more[:, :, None])
+        return met.transpose(1, 2).flatten(2) @ flat.mT
 
     def variances(self, rows: Tensor) -> Tensor:
         turned = self._turned(rows)
         if turned.shape[2] == 1:
             return (turned[:, :, 0].square() * self._variances()[:, 0]).sum(-1).mT
-        total = torch.cat([g.square().sum(-1) for g in self._gradients(turned)])
+        by, pairs = self.weights.variance.flatten(), self._gradients(turned.permute(1, 2, 0, 3))
+        total = torch.cat([g.square().flatten(2) @ by for g, _ in pairs])
         return total + (turned.square() * self.more).sum((-2, -1)).mT
 
     def _turned(self, rows: Tensor) -> Tensor:
         """(r, B, T, m) rows in the basis of ``left``."""
-        arranged = self.arrange(rows)
-        return arranged if self.weights.left is None else arranged @ self.weights.left
+        arranged, left = self.arrange(rows), self.weights.left
+        if left is None:
+            return arranged
+        if arranged.shape[2] == 1 or len(left) >= _FEW_COLUMNS:
+            return arranged @ left
+        # As images of T pixels, which a convolution turns sooner.
+        images = arranged.flatten(0, 1)[:, None].permute(0, 3, 1, 2)
+        turned = F.conv2d(images, left.mT[..., None, None])
+        return turned.permute(0, 2, 3, 1).reshape(arranged.shape)
 
     def _variances(self) -> Tensor:
         """(B, 1, m) of layers with one position."""
         return self.weights.spread(self.inputs().square()) + self.more
 
-    def _gradients(self, turned: Tensor) -> Iterator[Tensor]:
-        """(b, r, m n) gradients times the deviations of the weights, of some samples at a time."""
-        root = self.weights.variance.sqrt()
-        step = max(1, _NUMBERS_IN_CACHE // (len(turned) * root.numel()))
-        pairs = zip(torch.split(turned, step, 1), torch.split(self.inputs(), step), strict=True)
-        return (_gradient(rows, inputs, root) for rows, inputs in pairs)
-
-
-def _gradient(rows: Tensor, inputs: Tensor, root: Tensor) -> Tensor:
-    """(b, r, m n) of rows (r, b, T, m), inputs (b, T, n): one product for all rows of a sample."""
-    r, b, _, m = rows.shape
-    found = rows.permute(1, 0, 3, 2).reshape(b, r * m, -1) @ inputs
-    return found.view(b, r, *root.shape).mul_(root).flatten(2)
+    def _gradients(self, places: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of rows (B, T, r, m), gradients (b, r, m, n) and inputs (b, T, n) of some samples."""
+        r = places.shape[2]
+        step = max(1, _NUMBERS_IN_CACHE // (r * self.weights.variance.numel()))
+        every = torch.split(places.flatten(2), step), torch.split(self.inputs(), step)
+        for rows, inputs in zip(*every, strict=True):
+            is_narrow = inputs.shape[2] < _FEW_COLUMNS
+            found = (inputs.mT @ rows).mT if is_narrow else rows.mT @ inputs
+            yield found.reshape(len(found), r, -1, inputs.shape[2]), inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,11 +224,23 @@ class Kernel:
         last_first = tuple(zeros for pair in reversed(around) for zeros in pair)
         return cls(size, stride, last_first, dilation)
 
-    def patches(self, images: Tensor) -> Tensor:
-        """(N, channels, *places) -> (N, places, n) what the kernel takes at each place."""
+    def inputs(self, images: Tensor, weights: UncertainWeights) -> Tensor:
+        """(N, channels, *places) -> (N, places, n) what the kernel takes, in the weights' basis."""
         images = images[:, :, None] if images.dim() == 3 else images
-        padded = F.pad(images, self.padding) if any(self.padding) else images
-        return F.unfold(padded, self.size, self.dilation, 0, self.stride).mT
+        sides = self.padding[::-2]
+        if sides != self.padding[-2::-2]:  # an uneven number of zeros
+            images, sides = F.pad(images, self.padding), (0, 0)
+        if weights.right is None:
+            patches = F.unfold(images, self.size, self.dilation, sides, self.stride).mT
+            return weights.inputs(patches)
+        # To turn patches is a convolution too, which need not write them down.
+        shape = images.shape[1], *self.size
+        turn, bias = weights.turning(math.prod(shape))
+        last = torch.channels_last
+        filters = turn.reshape(-1, *shape).contiguous(memory_format=last)
+        images = images.contiguous(memory_format=last)
+        found = F.conv2d(images, filters, bias, self.stride, sides, self.dilation)
+        return found.flatten(2).mT
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,20 +260,23 @@ class Positions:
     @classmethod
     def of(cls, samples: Samples, shape: Sequence[int], kernel: Kernel | None) -> Positions | None:
         """Of a value of this shape that goes into the layer; None if samples have unequal parts."""
-        lead = shape[:1] if kernel is not None else shape[:-1]
-        index = samples.index.reshape(samples.index.shape[: len(lead)]).expand(lead).reshape(-1)
         if samples.is_one_axis and samples.axes in ([], [0]):
             return cls(None, samples.batch, kernel)
+        lead = shape[:1] if kernel is not None else shape[:-1]
+        index = samples.index.reshape(samples.index.shape[: len(lead)]).expand(lead).reshape(-1)
         if len(set(index.bincount(minlength=samples.batch).tolist())) > 1:
             return None
         return cls(torch.argsort(index, stable=True), samples.batch, kernel)
 
-    def patches(self, value: Tensor) -> Tensor:
-        """(B, T, n) what each position takes of a value that goes into the layer."""
+    def inputs(self, value: Tensor, weights: UncertainWeights) -> Tensor:
+        """(B, T, n) what each position takes of a value that goes into the layer.
+
+        In the basis of the weights.
+        """
         if self.kernel is None:
-            found = value.reshape(-1, 1, value.shape[-1])
+            found = weights.inputs(value.reshape(-1, 1, value.shape[-1]))
         else:
-            found = self.kernel.patches(value)
+            found = self.kernel.inputs(value, weights)
         return self._by_sample(found[None])[0]
 
     def level(self, value: Tensor) -> Tensor:
