@@ -29,7 +29,7 @@ from covary.compare import (
 from covary.compare.methods import rows_of
 from covary.compare.trained_networks import TrainedNetworks, member_seed
 from covary.data import DataError
-from covary.files import FileError
+from covary.files import FileError, read_tensors
 from covary.runs import Choices, DataConfig, Run, RunError
 from covary.runs.results import TrackedFidelity
 from covary.runs.training import resolve
@@ -91,11 +91,16 @@ def test_every_method_has_its_rows(classified, regressed):
         ("MC dropout", "max_probability"),
         ("MC dropout", "mutual_information"),
         ("MC dropout, calibrated", "expected_max"),
+        ("dropout without masks", "max_probability"),
+        ("dropout without masks", "mutual_information"),
+        ("dropout without masks, calibrated", "expected_max"),
         ("deep ensemble", "max_probability"),
         ("deep ensemble", "mutual_information"),
         ("deep ensemble, calibrated", "expected_max"),
         ("last-layer Laplace", "expected_max"),
         ("posterior", "expected_max"),
+        ("posterior, trained with dropout", "max_probability"),
+        ("posterior, trained with dropout", "mutual_information"),
     ]
     assert [row.method for row in regressed[1].rows] == [
         "MNN",
@@ -103,6 +108,8 @@ def test_every_method_has_its_rows(classified, regressed):
         "plain, constant variance",
         "MC dropout",
         "MC dropout, calibrated",
+        "dropout without masks",
+        "dropout without masks, calibrated",
         "mean and variance",
         "mean and variance, calibrated",
         "deep ensemble",
@@ -113,7 +120,19 @@ def test_every_method_has_its_rows(classified, regressed):
         "last-layer Laplace, calibrated",
         "posterior",
         "posterior, calibrated",
+        "posterior, trained with dropout",
+        "posterior, trained with dropout, calibrated",
     ]
+
+
+def test_posteriors_are_kept_beside_their_networks(classified, regressed):
+    for out, _ in (classified, regressed):
+        for kind in ("plain", "dropout"):
+            net = read_tensors(out / f"seed-0/{kind}-0/model.safetensors")[0]
+            kept = read_tensors(out / f"seed-0/{kind}-0/posterior.safetensors")[0]
+            for name, value in net.items():
+                assert torch.equal(kept[f"model.{name}"], value)
+            assert any(name.startswith("posterior.variance") for name in kept)
 
 
 def test_numbers_are_averages_over_seeds(classified):
@@ -415,7 +434,8 @@ def test_the_command(classified, untrained):
         assert "max_softmax" not in shown.stdout
         assert "Written to" in shown.stderr
         as_json = CliRunner().invoke(app, [*command, *options, *more, "--json"])
-        rows = [row for row in result.rows if row.group not in ("ensemble", "posterior")]
+        chosen = ("mnn", "plain", "dropout", "laplace")
+        rows = [row for row in result.rows if row.group in chosen]
         assert list(Comparison.from_json(json.loads(as_json.stdout)).rows) == rows
         assert "MNN: tracked covariances; against exact ones" in shown.stderr
     finally:

@@ -83,7 +83,8 @@ def compare(
     """Train a moment neural network and what it is compared with, and measure them alike.
 
     Same widths, same data, same budget: a conventional network, Monte Carlo dropout, a deep
-    ensemble and a Bayesian last layer; in regression also networks with a variance of their own.
+    ensemble, a Bayesian last layer and posteriors of all weights; in regression also networks with
+    a variance of their own.
     What needs fitting beyond the weights is fitted on held-out training data. Numbers are averages
     over the seeds, with standard deviations. All is kept in the folder: with --resume, what was
     trained or measured is not done again, also where there are more seeds, methods or

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from torch import nn
+from torch import Tensor, nn
 
 from covary import convert, posterior
 from covary.compare import laplace
@@ -17,17 +17,20 @@ from covary.compare.methods import (
     by_density,
     by_expectation,
     by_mean,
+    by_points,
     by_targets,
     calibrated,
 )
-from covary.compare.networks import DropoutSamples, MemberMoments, Members
+from covary.compare.networks import DropoutSamples, MemberMoments, Members, without_masks
 from covary.compare.trained_networks import TrainedNetworks
 from covary.files import read_tensors, write_tensors
+from covary.moments import Moments
 from covary.training.checkpoint import load_weights
-from covary.uncertainty import fit
+from covary.uncertainty import fit, scores
 from covary.uncertainty.calibration import Mixture
 
 _MASKS = "Average of {samples} dropout masks, probability {dropout:g} at each hidden layer."
+_NO_MASKS = "The network of MC dropout; its moments under all masks, of which none is drawn."
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,10 @@ def _masks(nets: TrainedNetworks) -> DropoutSamples:
     return DropoutSamples(net, nets.settings.samples, seed=nets.config.training.seed)
 
 
+def _without_masks(nets: TrainedNetworks) -> nn.Module:
+    return without_masks(nets.network("dropout"), nets.x.to(nets.device))
+
+
 def _bayesian(nets: TrainedNetworks) -> nn.Sequential:
     """The network with a Bayesian last layer, kept beside the network and found there again."""
     net, path = nets.network("plain"), nets.folder("plain", 0) / "last-layer.safetensors"
@@ -122,19 +129,32 @@ def _bayesian(nets: TrainedNetworks) -> nn.Sequential:
     return laplace.with_head(net, read_tensors(path)[0]).to(nets.device)
 
 
-def _of_all_weights(nets: TrainedNetworks) -> nn.Module:
+def _of_all_weights(
+    nets: TrainedNetworks,
+    kind: str = "plain",
+    probabilities: Callable[[Moments], Tensor] = scores.expected_softmax,
+) -> nn.Module:
     """The network with a posterior of all its weights, kept beside it and found there again."""
-    net, path = nets.network("plain"), nets.folder("plain", 0) / "posterior.safetensors"
+    net, path = nets.network(kind), nets.folder(kind, 0) / "posterior.safetensors"
     if path.exists():
         converted = convert(net, noise=0.0)
         load_weights(converted, read_tensors(path)[0], path)
         return converted
     held_out = nets.x_held_out, nets.y_held_out
     fitted = posterior.fit(
-        net, (nets.x, nets.y), prior_precision="held-out", held_out=held_out, progress=False
+        net,
+        (nets.x, nets.y),
+        prior_precision="held-out",
+        held_out=held_out,
+        probabilities=probabilities,
+        progress=False,
     )
     write_tensors(path, dict(fitted.state_dict()))
     return fitted
+
+
+def _of_dropout(nets: TrainedNetworks) -> nn.Module:
+    return _of_all_weights(nets, "dropout", scores.averaged_softmax)
 
 
 # fmt: off
@@ -149,6 +169,9 @@ _GROUPS = {
             lambda nets: Members([nets.network("plain")]), forms=("own", "fitted", "calibrated"),
         ),
         "dropout": Group("dropout", "MC dropout", _MASKS, by_average, _masks),
+        "no-masks": Group(
+            "dropout", "dropout without masks", _NO_MASKS, by_points, _without_masks
+        ),
         "ensemble": Group(
             "plain", "deep ensemble", "Average of {members} conventional networks of other seeds.",
             by_average, lambda nets: Members(nets.ensemble("plain")), is_ensemble=True,
@@ -164,6 +187,12 @@ _GROUPS = {
             "The conventional network with a Gaussian posterior of all its weights, the prior and "
             "the temperature chosen on held-out data.",
             by_expectation, _of_all_weights, forms=("own",),
+        ),
+        "posterior-dropout": Group(
+            "dropout", "posterior, trained with dropout",
+            "The posterior of the network of MC dropout, of which nothing is dropped; the softmax "
+            "is averaged over points.",
+            by_points, _of_dropout, forms=("own",),
         ),
     },
     "regression": {
@@ -181,6 +210,9 @@ _GROUPS = {
         "dropout": Group(
             "dropout", "MC dropout", f"{_MASKS} Their spread is the variance.", by_targets,
             lambda nets: MemberMoments(_masks(nets)),
+        ),
+        "no-masks": Group(
+            "dropout", "dropout without masks", _NO_MASKS, by_targets, _without_masks
         ),
         "gaussian": Group(
             "gaussian", "mean and variance",
@@ -208,6 +240,11 @@ _GROUPS = {
             "The conventional network with a Gaussian posterior of all its weights; noise, prior "
             "and temperature by held-out data.",
             by_targets, _of_all_weights,
+        ),
+        "posterior-dropout": Group(
+            "dropout", "posterior, trained with dropout",
+            "The posterior of the network of MC dropout, of which nothing is dropped.",
+            by_targets, _of_dropout,
         ),
     },
 }

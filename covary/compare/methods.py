@@ -70,7 +70,7 @@ class Method:
         module: the network or networks, raw inputs (B, ...) -> Moments (B, n), logits (B, K), or
             logits (M, B, K) of ``Members`` or ``DropoutSamples``; put into evaluation mode.
         rule: module and a batch -> prediction: ``by_mean``, ``by_expectation``, ``by_average``,
-            ``by_density`` or ``by_targets``.
+            ``by_points``, ``by_density`` or ``by_targets``.
     """
 
     name: str
@@ -123,7 +123,7 @@ def by_expectation(net: nn.Module, x: Tensor) -> Prediction:
     return Prediction({"expected_max": scores.expected_max(out)}, scores.expected_softmax(out))
 
 
-def by_average(draws: nn.Module, x: Tensor) -> Prediction:
+def by_average(draws: Callable[[Tensor], Tensor], x: Tensor) -> Prediction:
     """Classes by the average of the probabilities that several conventional networks give.
 
     Scores: ``max_probability``, one minus the largest average probability; and, of more than one
@@ -134,6 +134,14 @@ def by_average(draws: nn.Module, x: Tensor) -> Prediction:
     if len(each) > 1:
         found["mutual_information"] = _entropy(average) - _entropy(each).mean(0)
     return Prediction(found, average.exp())
+
+
+def by_points(net: Callable[[Tensor], Moments], x: Tensor) -> Prediction:
+    """Classes by the softmax averaged over points that stand for the Gaussian of the moments.
+
+    Scores are those of ``by_average``, with points in place of networks.
+    """
+    return by_average(lambda some: scores.points(net(some)), x)
 
 
 def by_density(net: nn.Module, x: Tensor, *, score: FittedScore) -> Prediction:
