@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from statistics import NormalDist
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -306,6 +306,68 @@ def of_moments(mean: ArrayLike, covariance: ArrayLike, target: ArrayLike) -> dic
     """
     matrices = np.asarray(covariance, dtype=np.float64)
     return _every("moments", Predicted(np.asarray(mean), matrices, np.asarray(target)))
+
+
+class Distribution(Protocol):
+    """What is predicted of the targets of n rows, as ``scipy.stats.norm(mean, std)`` has it."""
+
+    def mean(self) -> Floats:
+        """(n,) of each row."""
+        ...
+
+    def std(self) -> Floats:
+        """(n,) of each row."""
+        ...
+
+    def logpdf(self, y: ArrayLike) -> Floats:
+        """(n,) log-density at y, (n,)."""
+        ...
+
+    def cdf(self, y: ArrayLike) -> Floats:
+        """(n,) probability of at most y, (n,)."""
+        ...
+
+    def ppf(self, q: ArrayLike) -> Floats:
+        """(n,) quantiles at one probability or at one for each row, (n,)."""
+        ...
+
+
+def of_distribution(distribution: Distribution, target: ArrayLike) -> dict[str, float]:
+    """The metrics of moments for n rows of any distribution and their targets (n,), by name.
+
+    Likelihood, CRPS and intervals are those of the distribution; intervals are central ones.
+    """
+    (true,) = _per_sample("of_distribution", target)
+    mean, stddev = distribution.mean(), distribution.std()
+    found = of_moments(mean[:, None], stddev[:, None, None] ** 2, true[:, None])
+    found |= {"log_likelihood": _mean(distribution.logpdf(true)), "crps": crps(distribution, true)}
+    for name in found:
+        what, _, percent = name.partition("_")
+        if what in ("coverage", "width"):
+            outside = 0.5 - int(percent) / 200
+            low, high = distribution.ppf(outside), distribution.ppf(1 - outside)
+            inside = (low <= true) & (true <= high)
+            found[name] = _mean(inside if what == "coverage" else high - low)
+    return found
+
+
+def crps(distribution: Distribution, target: ArrayLike, *, nodes: int = 32) -> float:
+    """Average continuous ranked probability score of any distribution at targets (n,).
+
+    Twice the quantile loss, integrated over levels: by quadrature below the level of the target
+    and above it, as the integrand has a kink there.
+    """
+    (true,) = _per_sample("crps", target)
+    level = np.clip(distribution.cdf(true), 0, 1)
+    places, weights = np.polynomial.legendre.leggauss(nodes)
+    total = np.zeros_like(true)
+    for place, weight in zip((places + 1) / 2, weights / 2, strict=True):
+        below, above = level * place, 1 - (1 - level) * place
+        # A level whose part of the integral is empty may have an infinite quantile.
+        for chance, part in ((below, level * below), (above, (1 - level) * (1 - above))):
+            loss = np.abs(true - distribution.ppf(chance))
+            total += 2 * weight * np.where(part > 0, loss, 0) * part
+    return _mean(total)
 
 
 def _every(needs: str, *known: object) -> dict[str, float]:
