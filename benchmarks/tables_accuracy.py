@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks import results, tables
 from covary import data
-from covary.compare.table_models import TABLE_MODELS, Fitted
+from covary.compare.table_models import TABLE_MODELS, TableRegressor
 from covary.estimators import MomentRegressor
 from covary.files import read_json, write_json
 from covary.uncertainty.metrics import Distribution, of_distribution
@@ -46,9 +46,9 @@ class MomentFitted:
         return found
 
 
-METHODS: Mapping[str, Callable[[Floats, Floats, int], Fitted]] = {
+METHODS: Mapping[str, Callable[[Floats, Floats, int], TableRegressor]] = {
     "moment": MomentFitted,
-    **{name: model.fit for name, model in TABLE_MODELS.items()},
+    **{name: model.fit for name, model in TABLE_MODELS["regression"].items()},
 }
 
 
@@ -140,9 +140,7 @@ def measured(name: str, split: int, method: str) -> dict[str, Any]:
 
 def summary(name: str, method: str) -> dict[str, Any] | None:
     """Averages over the splits of a set, with standard errors; None if some are missing."""
-    paths = [
-        FOLDER / f"{name.replace(' ', '-')}-{split}-{method}.json" for split in range(SPLITS)
-    ]
+    paths = [FOLDER / f"{name.replace(' ', '-')}-{split}-{method}.json" for split in range(SPLITS)]
     if not all(path.exists() for path in paths):
         return None
     rows = [measured(name, split, method) for split in range(SPLITS)]
@@ -174,7 +172,7 @@ def main() -> None:
         "python -m benchmarks.tables_accuracy",
         SEED,
         {"splits": SPLITS, "scikit-learn": sklearn.__version__, "sets": every},
-        shown=[tables.tables_accuracy],
+        shown=[tables.TABLES[f"tables {each}"] for each in ("likelihood", "coverage", "rank")],
     )
 
 

@@ -1,7 +1,8 @@
 """Models that one would fit to a table instead of a network, each with a predictive distribution.
 
-``TABLE_MODELS`` has them by name. Each is fitted to inputs (n, d) and targets (n,), of numpy, and
-what comes out gives a ``Distribution`` for every row of inputs, as ``scipy.stats.norm`` does.
+``TABLE_MODELS`` has them by task and name. Each is fitted to inputs (n, d) and targets or labels
+(n,), of numpy. What comes out gives a ``Distribution`` of the targets of other inputs, as
+``scipy.stats.norm`` does, or probabilities of their classes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from covary.uncertainty.calibration import fit_variance
 from covary.uncertainty.metrics import Distribution
 
 Floats = NDArray[np.float64]
+Labels = NDArray[np.int64]
 LEVELS = np.linspace(0.05, 0.95, 19)
 # Shares of a Gaussian's shape in that of the quantiles; some of it, so that no density is infinite.
 _SHARES = (0.05, 0.2, 0.5, 1.0)
@@ -30,15 +32,21 @@ _LEAST_WIDTH = 1e-3  # of the outermost quantiles, in standard deviations of the
 # Beyond 5%, a Gaussian's mean excess in widths of its 90% interval; it counts as so many rows.
 _GAUSSIAN_TAIL, _TAIL_ROWS = 0.127, 10
 _HELD_OUT = 0.2
-_TREES = 200
+# Sizes of trees that are tried.
+_SIZES = (
+    {"max_leaf_nodes": 31, "min_samples_leaf": 20},
+    {"max_leaf_nodes": 12, "min_samples_leaf": 8},
+    {"max_leaf_nodes": 5, "min_samples_leaf": 5},
+)
+_TREES, _LEAVES = 200, (1, 5)
 # Of a Gaussian process: rows for its marginal likelihood, and rows that it is conditioned on.
 _LIKELIHOOD_ROWS, _PROCESS_ROWS = 1000, 4000
 _STAGES, _PATIENCE = 2000, 50
 _STAGE_ROWS = 5000  # that a stage of natural gradient boosting sees at most
 
 
-class Fitted(Protocol):
-    """A model fitted to a table."""
+class TableRegressor(Protocol):
+    """A model fitted to a table's target."""
 
     def distribution(self, x: Floats) -> Distribution:
         """Of the target of each row of inputs (n, d)."""
@@ -76,32 +84,33 @@ class Quantiles:
     def ppf(self, q: ArrayLike) -> Floats:
         """(n,) quantiles of the rows at a probability, or at one for each row (n,)."""
         chance = np.broadcast_to(np.asarray(q, dtype=np.float64), self.tail.shape)
-        place = (np.searchsorted(self.levels, chance) - 1).clip(0, len(self.levels) - 2)
-        low, high = self._between(place)
-        part = (chance - self.levels[place]) / (self.levels[place + 1] - self.levels[place])
+        least, most = self.levels[0], self.levels[-1]
+        place = np.searchsorted(self.levels, chance) - 1
+        low, high, level, gap = self._around(place)
         with np.errstate(divide="ignore"):
-            below = self.values[:, 0] + self.tail * np.log(chance / self.levels[0])
-            above = self.values[:, -1] - self.tail * np.log((1 - chance) / (1 - self.levels[-1]))
-        inside = low + part * (high - low)
-        return self._by_place(chance, self.levels[0], self.levels[-1], below, inside, above)
+            below = self.values[:, 0] + self.tail * np.log(chance / least)
+            above = self.values[:, -1] - self.tail * np.log((1 - chance) / (1 - most))
+        inside = low + (chance - level) / gap * (high - low)
+        return np.where(chance < least, below, np.where(chance > most, above, inside))
 
     def cdf(self, y: ArrayLike) -> Floats:
         """(n,) probability that the target of each row is at most y, (n,)."""
-        place, low, high = self._around(y)
-        part = (y - low) / (high - low)
-        inside = self.levels[place] + part * (self.levels[place + 1] - self.levels[place])
-        left, right = self._beyond(y)
-        below, above = self.levels[0] * np.exp(left), 1 - (1 - self.levels[-1]) * np.exp(right)
-        return self._by_value(y, below, inside, above)
+        at = np.asarray(y, dtype=np.float64)
+        low, high, level, gap = self._around(self._place(at))
+        left, right = self._beyond(at)
+        inside = level + ((at - low) / (high - low)).clip(0, 1) * gap
+        below, above = self.levels[0] * np.exp(left), (1 - self.levels[-1]) * np.exp(right)
+        return np.where(left < 0, below, np.where(right < 0, 1 - above, inside))
 
     def logpdf(self, y: ArrayLike) -> Floats:
         """(n,) log-density of the target of each row at y, (n,)."""
-        place, low, high = self._around(y)
-        inside = np.log((self.levels[place + 1] - self.levels[place]) / (high - low))
-        left, right = self._beyond(y)
+        at = np.asarray(y, dtype=np.float64)
+        low, high, _, gap = self._around(self._place(at))
+        left, right = self._beyond(at)
         below = np.log(self.levels[0] / self.tail) + left
         above = np.log((1 - self.levels[-1]) / self.tail) + right
-        return self._by_value(y, below, inside, above)
+        inside = np.log(gap / (high - low))
+        return np.where(left < 0, below, np.where(right < 0, above, inside))
 
     def _expected(
         self,
@@ -111,33 +120,26 @@ class Quantiles:
         """(n,) an expectation: of a uniform from a to b, and beyond an end by a signed tail."""
         weights = np.diff(self.levels)
         found: Floats = between(self.values[:, :-1], self.values[:, 1:]) @ weights
-        found = found + self.levels[0] * beyond(self.values[:, 0], -self.tail)
-        return found + (1 - self.levels[-1]) * beyond(self.values[:, -1], self.tail)
+        found += self.levels[0] * beyond(self.values[:, 0], -self.tail)
+        found += (1 - self.levels[-1]) * beyond(self.values[:, -1], self.tail)
+        return found
 
-    def _between(self, place: NDArray[np.intp]) -> tuple[Floats, Floats]:
-        rows = np.arange(len(self.values))
-        return self.values[rows, place], self.values[rows, place + 1]
+    def _place(self, y: Floats) -> NDArray[np.intp]:
+        """(n,) the index of the last quantile up to y."""
+        found: NDArray[np.intp] = (self.values <= y[:, None]).sum(1) - 1
+        return found
 
-    def _around(self, y: ArrayLike) -> tuple[NDArray[np.intp], Floats, Floats]:
-        """Between which quantiles y lies, or the outermost two; and these quantiles."""
-        place = (self.values <= np.asarray(y)[..., None]).sum(1) - 1
-        place = place.clip(0, len(self.levels) - 2)
-        return place, *self._between(place)
+    def _around(self, place: NDArray[np.intp]) -> tuple[Floats, Floats, Floats, Floats]:
+        """The quantiles around a place, the level of the first, and how far the next level is."""
+        first = place.clip(0, len(self.levels) - 2)
+        rows, level = np.arange(len(self.values)), self.levels[first]
+        low, high = self.values[rows, first], self.values[rows, first + 1]
+        return low, high, level, self.levels[first + 1] - level
 
-    def _beyond(self, y: ArrayLike) -> tuple[Floats, Floats]:
+    def _beyond(self, y: Floats) -> tuple[Floats, Floats]:
         """How far y is beyond either end, in tails, as exponents that are 0 at most."""
-        left = (np.asarray(y) - self.values[:, 0]) / self.tail
-        right = (self.values[:, -1] - np.asarray(y)) / self.tail
-        return left.clip(max=0), right.clip(max=0)
-
-    def _by_value(self, y: ArrayLike, below: Floats, inside: Floats, above: Floats) -> Floats:
-        return self._by_place(y, self.values[:, 0], self.values[:, -1], below, inside, above)
-
-    @staticmethod
-    def _by_place(
-        at: ArrayLike, low: ArrayLike, high: ArrayLike, below: Floats, inside: Floats, above: Floats
-    ) -> Floats:
-        return np.where(at < low, below, np.where(at > high, above, inside))
+        left, right = y - self.values[:, 0], self.values[:, -1] - y
+        return (left / self.tail).clip(max=0), (right / self.tail).clip(max=0)
 
 
 class BoostedQuantiles:
@@ -149,26 +151,19 @@ class BoostedQuantiles:
     between the ends take on, and how long tails are, is fitted to held-out rows too.
     """
 
-    _SIZES = (
-        {"max_leaf_nodes": 31, "min_samples_leaf": 20},
-        {"max_leaf_nodes": 12, "min_samples_leaf": 8},
-        {"max_leaf_nodes": 5, "min_samples_leaf": 5},
-    )
-
     def __init__(self, x: Floats, y: Floats, seed: int) -> None:
         from sklearn.model_selection import train_test_split
 
         x, x_out, y, y_out = train_test_split(x, y, test_size=_HELD_OUT, random_state=seed)
-        self._width = _LEAST_WIDTH * y.std()
+        self._width = _LEAST_WIDTH * (float(y.std()) or 1.0)
         few = LEVELS[[0, 9, 18]]
-        tried = [[self._boosted(x, y, level, seed, size) for level in few] for size in self._SIZES]
+        tried = [[self._boosted(x, y, level, seed, size) for level in few] for size in _SIZES]
         # Scores are losses with a minus.
         scores = [sum(max(each.validation_score_) for each in models) for models in tried]
         best = int(np.argmax(scores))
         known = dict(zip(few, tried[best], strict=True))
         self._models = [
-            known.get(level) or self._boosted(x, y, level, seed, self._SIZES[best])
-            for level in LEVELS
+            known.get(level) or self._boosted(x, y, level, seed, _SIZES[best]) for level in LEVELS
         ]
         self._moves = self._conformal(self._raw(x_out), y_out)
         self._share, self._tail = _SHARES[0], _GAUSSIAN_TAIL
@@ -191,7 +186,8 @@ class BoostedQuantiles:
         return model.fit(x, y)
 
     def _raw(self, x: Floats) -> Floats:
-        return np.sort(np.stack([model.predict(x) for model in self._models], 1), 1)
+        found: Floats = np.sort(np.stack([model.predict(x) for model in self._models], 1), 1)
+        return found
 
     @staticmethod
     def _conformal(values: Floats, y: Floats) -> Floats:
@@ -210,7 +206,8 @@ class BoostedQuantiles:
         """(n, k) quantiles of rows, moved, in order, and not all the same."""
         values = np.sort(self._raw(x) + self._moves, 1)
         lacking = (self._width - (values[:, -1] - values[:, 0])).clip(min=0)
-        return values + lacking[:, None] * np.linspace(-0.5, 0.5, len(LEVELS))
+        widened: Floats = values + lacking[:, None] * np.linspace(-0.5, 0.5, len(LEVELS))
+        return widened
 
     @staticmethod
     def _tail_of(values: Floats, y: Floats) -> float:
@@ -218,9 +215,7 @@ class BoostedQuantiles:
         low, high = values[:, 0], values[:, -1]
         outside = np.maximum(low - y, y - high) / (high - low)
         outside = outside[outside > 0]
-        return float(
-            (outside.sum() + _TAIL_ROWS * _GAUSSIAN_TAIL) / (len(outside) + _TAIL_ROWS)
-        )
+        return float((outside.sum() + _TAIL_ROWS * _GAUSSIAN_TAIL) / (len(outside) + _TAIL_ROWS))
 
     def _quantiles(self, values: Floats, share: float) -> Quantiles:
         from scipy.stats import norm
@@ -272,7 +267,7 @@ class Forest:
     """
 
     def __init__(self, x: Floats, y: Floats, seed: int) -> None:
-        choices = [(leaf, part) for leaf in (1, 5) for part in (1.0, 1 / 3)]
+        choices = [(leaf, part) for leaf in _LEAVES for part in (1.0, 1 / 3)]
         tried = [self._grown(x, y, seed, _TREES // 4, *choice) for choice in choices]
         best = choices[int(np.argmax([forest.oob_score_ for forest in tried]))]
         self._forest = self._grown(x, y, seed, _TREES, *best)
@@ -339,38 +334,112 @@ class NaturalBoosting:
         return _gaussian(found.loc, found.scale)
 
 
+class BoostedClasses:
+    """Gradient boosting of classes, which stops early by a tenth of the rows.
+
+    Of three sizes of trees, that with the lowest loss there is taken. Where a class has a single
+    row, nothing can be set apart: then it is scikit-learn's default.
+    """
+
+    def __init__(self, x: Floats, y: Labels, seed: int) -> None:
+        from sklearn.ensemble import HistGradientBoostingClassifier as Boosting
+
+        self._model = Boosting(random_state=seed, early_stopping=False)
+        counts = np.bincount(y)
+        if (counts[counts > 0] < 2).any():
+            self._model.fit(x, y)
+            return
+        common = {"max_iter": 500, "early_stopping": True, "n_iter_no_change": 20}
+        tried = [Boosting(random_state=seed, **common, **size).fit(x, y) for size in _SIZES]
+        self._model = max(tried, key=lambda model: max(model.validation_score_))
+
+    def probabilities(self, x: Floats) -> Floats:
+        """(n, classes) of each row of inputs (n, d), classes as in ``y``: 0 ... the largest."""
+        return _by_class(self._model, x)
+
+
+class ForestClasses:
+    """A random forest of classes; the size of its leaves has the lowest out-of-bag error."""
+
+    def __init__(self, x: Floats, y: Labels, seed: int) -> None:
+        from sklearn.ensemble import RandomForestClassifier
+
+        def grown(leaf: int) -> Any:
+            forest = RandomForestClassifier(
+                _TREES, min_samples_leaf=leaf, oob_score=True, random_state=seed
+            )
+            with _quiet():
+                return forest.fit(x, y)
+
+        self._model = max((grown(leaf) for leaf in _LEAVES), key=lambda forest: forest.oob_score_)
+
+    def probabilities(self, x: Floats) -> Floats:
+        """(n, classes) of each row of inputs (n, d), classes as in ``y``: 0 ... the largest."""
+        return _by_class(self._model, x)
+
+
 @dataclass(frozen=True)
 class TableModel:
-    """A kind of model: its name in results, what it does, and what fits it."""
+    """A kind of model.
+
+    Attributes:
+        title: in results.
+        description: what it does, in a sentence.
+        fit: takes inputs (n, d), targets or labels (n,) and a seed.
+        library: that it needs beyond scikit-learn, if any.
+        rows: how many it is fitted to at most; None for all.
+    """
 
     title: str
     description: str
-    fit: Callable[[Floats, Floats, int], Fitted]  # inputs (n, d), targets (n,), seed
+    fit: Callable[..., Any]
+    library: str = ""
+    rows: int | None = None
 
 
+# fmt: off
 TABLE_MODELS = {
-    "boosting": TableModel(
-        "quantile boosting",
-        "Gradient boosting of 19 quantiles, conformal by a fifth of the rows.",
-        BoostedQuantiles,
-    ),
-    "gp": TableModel(
-        "Gaussian process",
-        "Gaussian process with a length for each input: lengths by marginal likelihood of "
-        f"{_LIKELIHOOD_ROWS:,} rows, conditioned on {_PROCESS_ROWS:,} rows at most.",
-        GaussianProcess,
-    ),
-    "forest": TableModel(
-        "random forest",
-        "Random forest; the spread of its trees, scaled, and a constant by out-of-bag errors.",
-        Forest,
-    ),
-    "ngboost": TableModel(
-        "NGBoost",
-        "Natural gradient boosting of a mean and a variance, stages by a fifth of the rows.",
-        NaturalBoosting,
-    ),
+    "classification": {
+        "boosting": TableModel(
+            "gradient boosting", "Gradient-boosted trees, stopped early by a tenth of the rows.",
+            BoostedClasses,
+        ),
+        "forest": TableModel(
+            "random forest", "Random forest, the size of its leaves by out-of-bag errors.",
+            ForestClasses,
+        ),
+    },
+    "regression": {
+        "boosting": TableModel(
+            "quantile boosting",
+            "Gradient boosting of 19 quantiles, conformal by a fifth of the rows.",
+            BoostedQuantiles,
+        ),
+        "gp": TableModel(
+            "Gaussian process",
+            "Gaussian process with a length for each input, by marginal likelihood.",
+            GaussianProcess, rows=_PROCESS_ROWS,
+        ),
+        "forest": TableModel(
+            "random forest",
+            "Random forest; the spread of its trees, scaled, and a constant by out-of-bag errors.",
+            Forest,
+        ),
+        "ngboost": TableModel(
+            "NGBoost",
+            "Natural gradient boosting of a mean and a variance, stages by a fifth of the rows.",
+            NaturalBoosting, library="ngboost",
+        ),
+    },
 }
+# fmt: on
+
+
+def _by_class(model: Any, x: Floats) -> Floats:
+    """Probabilities with a column of zeros for each label that no training row had."""
+    found = np.zeros((len(x), int(model.classes_.max()) + 1))
+    found[:, model.classes_] = model.predict_proba(x)
+    return found
 
 
 def _gaussian(mean: Floats, std: Floats) -> Distribution:

@@ -8,7 +8,7 @@ NaN among what is given is an error. Infinite scores are numbers like others for
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from statistics import NormalDist
 from typing import Literal, NamedTuple, Protocol
@@ -21,6 +21,7 @@ Floats = NDArray[np.float64]
 # Probabilities of float32 may exceed 1 by its round-off.
 _ROUND_OFF = 1e-5
 _CORRELATION_ROUND_OFF = 1e-6
+_INTERVALS = (50, 90, 95)  # percent
 
 
 @dataclass(frozen=True)
@@ -340,14 +341,28 @@ def of_distribution(distribution: Distribution, target: ArrayLike) -> dict[str, 
     (true,) = _per_sample("of_distribution", target)
     mean, stddev = distribution.mean(), distribution.std()
     found = of_moments(mean[:, None], stddev[:, None, None] ** 2, true[:, None])
-    found |= {"log_likelihood": _mean(distribution.logpdf(true)), "crps": crps(distribution, true)}
-    for name in found:
-        what, _, percent = name.partition("_")
-        if what in ("coverage", "width"):
-            outside = 0.5 - int(percent) / 200
-            low, high = distribution.ppf(outside), distribution.ppf(1 - outside)
-            inside = (low <= true) & (true <= high)
-            found[name] = _mean(inside if what == "coverage" else high - low)
+    return found | of_distributions([distribution], true[:, None])
+
+
+def of_distributions(each: Sequence[Distribution], target: ArrayLike) -> dict[str, float]:
+    """Those of them that a mean and a variance do not decide, for t targets (n, t); none of none.
+
+    The targets are taken to be independent: log-likelihoods add up, the others are averaged.
+    """
+    if not each:
+        return {}
+    pairs = list(zip(each, np.asarray(target, dtype=np.float64).T, strict=True))
+    found = {
+        "log_likelihood": sum(_mean(one.logpdf(true)) for one, true in pairs),
+        "crps": _mean([crps(*pair) for pair in pairs]),
+    }
+    for percent in _INTERVALS:
+        level = percent / 100
+        ends = [(one.ppf(0.5 - level / 2), one.ppf(0.5 + level / 2), true) for one, true in pairs]
+        inside = [_mean((low <= true) & (true <= high)) for low, high, true in ends]
+        found[f"coverage_{percent}"] = _mean(inside)
+        if percent == 90:
+            found["width_90"] = _mean([_mean(high - low) for low, high, _ in ends])
     return found
 
 
@@ -474,7 +489,7 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in (
              lambda known, level=percent / 100: interval_coverage(known.error, known.stddev, level),
              short=f"{percent}% coverage", is_share=True,
              meaning=f"How many hold the truth. It should be {percent}%.")
-      for percent in (50, 90, 95)),
+      for percent in _INTERVALS),
     Metric("width_90", "Width of 90% intervals", "lower", "moments",
            lambda known: interval_width(known.stddev, 0.9),
            meaning="On average, on the scale of the target. Narrower is better if the coverage is "
@@ -483,6 +498,9 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in (
            _spearman, short="|error|, Spearman",
            meaning="Whether larger predicted standard deviations come with larger errors: 1 if "
                    "always, 0 if there is no relation."),
+    Metric("fit_seconds", "Seconds of fitting", "lower", short="fit, s",
+           meaning="How long a method's networks were trained, or its model was fitted and tuned, "
+                   "on this machine."),
 )}
 # fmt: on
 
