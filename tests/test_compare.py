@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import shutil
 from dataclasses import replace
@@ -15,7 +16,7 @@ import torch
 from scipy.stats import uniform
 from typer.testing import CliRunner
 
-from covary import runs
+from covary import report, runs
 from covary.cli import app
 from covary.cli.compare import _covariance, _listed, _shown
 from covary.compare import (
@@ -564,3 +565,23 @@ def test_numbers_that_an_older_comparison_lacks_are_measured(regressed, tmp_path
     found = again(out, "diabetes", seeds=(0,), methods=("plain",))
     (row,) = (row for row in found.rows if row.group == "plain")
     assert row.summary["crps"].mean > 0
+
+
+def test_the_report_of_a_compared_run_shows_the_other_methods(regressed, tmp_path):
+    out = tmp_path / "it"
+    shutil.copytree(regressed[0], out)
+    run = out / "seed-0" / "mnn"
+    assert CliRunner().invoke(app, ["evaluate", str(run)]).exit_code == 0
+    page = report.write(run).read_text(encoding="utf-8")
+    section = page.partition('<section id="comparison">')[2].partition("</section>")[0]
+    for row in regressed[1].rows:
+        assert f'<th scope="row">{row.method}</th>' in section
+        assert html.escape(row.description).replace("&#x27;", "&#39;") in section
+    assert "CRPS and seconds of fitting of each method: MNN, calibrated " in section
+    # Of a network that was trained differently since, the comparison says nothing.
+    config = (run / "config.toml").read_text()
+    assert "epochs = 1\n" in config
+    comparison = json.loads((out / "compare.json").read_text())
+    comparison["config"]["training"]["epochs"] = 2
+    (out / "compare.json").write_text(json.dumps(comparison))
+    assert 'id="comparison"' not in report.write(run).read_text(encoding="utf-8")
