@@ -132,19 +132,26 @@ def _listed(values: list[str] | None) -> tuple[str, ...]:
 
 
 def _show(result: Comparison) -> None:
-    """Two tables: what each method predicts and costs, and what each score finds."""
+    """Three tables: how good predictions are, what they cost, and what each score finds."""
     over = f"{len(result.seeds)} seeds" if len(result.seeds) > 1 else "1 seed"
     classify = result.task == "classification"
     # The rank of errors stands with what scores find.
     predicts = CLASSIFICATION if classify else REGRESSION[:-1]
     methods, fit = {row.method: row for row in result.rows}, METRICS["fit_seconds"]
     common.show_table(
-        f"{result.dataset}, {over}: predictions, and cost in those of the plain network",
-        ["", *(METRICS[key].short for key in predicts), "training", "inference", fit.short],
+        f"{result.dataset}, {over}: predictions",
+        ["", *(METRICS[key].short for key in predicts)],
+        [
+            [name, *(_shown(row.summary.get(key)) for key in predicts)]
+            for name, row in methods.items()
+        ],
+    )
+    common.show_table(
+        f"{result.dataset}, {over}: cost in those of the plain network, and seconds",
+        ["", "training", "inference", fit.short],
         [
             [
                 name,
-                *(_shown(row.summary.get(key)) for key in predicts),
                 common.decimal(row.training_cost, 1, "unknown"),
                 common.decimal(row.inference_cost, 1, "unknown"),
                 _shown(row.summary.get(fit.name)),
