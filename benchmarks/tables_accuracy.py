@@ -163,8 +163,8 @@ def main() -> None:
     parser.add_argument("--sets", nargs="*", default=SETS, choices=SETS)
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
     chosen = parser.parse_args()
-    for name in chosen.sets:
-        for split in range(SPLITS):
+    for split in range(SPLITS):
+        for name in chosen.sets:
             for method in chosen.methods:
                 measured(name, split, method)
     every = {
