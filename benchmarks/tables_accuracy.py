@@ -15,10 +15,10 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-import sklearn
 from numpy.typing import NDArray
 from scipy.stats import norm
 
@@ -33,6 +33,7 @@ Floats = NDArray[np.float64]
 Split = tuple[Floats, Floats, Floats, Floats]  # inputs and targets, and the same for testing
 FOLDER = results.ROOT / "out" / "tables_accuracy"
 SPLITS, SEED, ROWS = 5, 0, 1500
+LIBRARIES = ("scikit-learn", "ngboost")
 METRICS = ("log_likelihood", "crps", "rmse", "coverage_90", "width_90", "spearman_error")
 
 
@@ -176,7 +177,7 @@ def main() -> None:
         "tables_accuracy",
         "python -m benchmarks.tables_accuracy",
         SEED,
-        {"splits": SPLITS, "scikit-learn": sklearn.__version__, "sets": every},
+        {"splits": SPLITS, **{name: version(name) for name in LIBRARIES}, "sets": every},
         shown=[tables.TABLES[f"tables {each}"] for each in ("likelihood", "coverage", "rank")],
     )
 
