@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 
 from torch import Tensor, nn
 
@@ -13,6 +14,7 @@ from covary.compare import laplace
 from covary.compare.methods import (
     Method,
     Rule,
+    TableMethod,
     by_average,
     by_density,
     by_expectation,
@@ -22,6 +24,7 @@ from covary.compare.methods import (
     calibrated,
 )
 from covary.compare.networks import DropoutSamples, MemberMoments, Members, without_masks
+from covary.compare.table_models import TABLE_MODELS, TableModel
 from covary.compare.trained_networks import TrainedNetworks
 from covary.files import read_tensors, write_tensors
 from covary.moments import Moments
@@ -60,6 +63,10 @@ class Group:
         """How many networks it trains."""
         return nets.settings.members if self.is_ensemble else 1
 
+    def seconds(self, nets: TrainedNetworks) -> float:
+        """How long its networks took to train."""
+        return nets.seconds(self.trains, self.networks(nets))
+
     def make(self, nets: TrainedNetworks) -> Iterator[Method]:
         """Its methods, trained."""
         description = self.description.format(**vars(nets.settings))
@@ -74,25 +81,76 @@ class Group:
             yield replace(better, name=self.name, description=description) if is_alone else better
 
 
-def groups(task: str, methods: Sequence[str] = ()) -> Mapping[str, Group]:
+@dataclass(frozen=True)
+class TableGroup:
+    """A model that is fitted to a table, and trains no network.
+
+    Attributes:
+        name: in ``TABLE_MODELS``.
+        model: what that has of it.
+    """
+
+    name: str
+    model: TableModel
+
+    def seconds(self, nets: TrainedNetworks) -> float:
+        """How long it took to fit."""
+        return nets.table_models(self.name)[1]
+
+    def make(self, nets: TrainedNetworks) -> Iterator[TableMethod]:
+        """Its method, fitted."""
+        models, _ = nets.table_models(self.name)
+        n, most = len(nets.dataset.x), self.model.rows
+        if most is not None and n > most:
+            nets.note(f"{self.model.title} takes {most:,} of {n:,} training rows, at random.")
+        classes = nets.config.model.outputs if nets.classify else 0
+        yield TableMethod(self.model.title, self.model.description, models, classes)
+
+
+def groups(
+    task: str, methods: Sequence[str] = (), *, is_table: bool
+) -> Mapping[str, Group | TableGroup]:
     """The groups of these names and the moment network's, in the order of the table; or all."""
-    check_methods(methods, task)
-    wanted = ("mnn", *methods) if methods else _GROUPS[task]
-    return {name: group for name, group in _GROUPS[task].items() if name in wanted}
+    known = _known(task, is_table)
+    _check(methods, {task: known})
+    wanted = ("mnn", *methods) if methods else known
+    return {name: group for name, group in known.items() if name in wanted}
 
 
-def method_names(task: str) -> list[str]:
-    """What ``compare`` can compare with, for this task."""
-    return list(_GROUPS[task])
+def missing(wanted: Mapping[str, Group | TableGroup]) -> dict[str, str]:
+    """Those groups that need a library which is not installed, with a sentence on how to."""
+    needs = {
+        name: group.model.library for name, group in wanted.items() if isinstance(group, TableGroup)
+    }
+    return {
+        name: f"{name} is left out, as it needs {library}: pip install 'covary[compare]'"
+        for name, library in needs.items()
+        if library and find_spec(library) is None
+    }
 
 
-def check_methods(methods: Sequence[str], task: str | None = None) -> None:
-    """Refuse a name that no group has, for this task or for any."""
-    tasks = _GROUPS if task is None else {task: _GROUPS[task]}
+def method_names(task: str, *, is_table: bool = True) -> list[str]:
+    """What ``compare`` can compare with, for this task, on a table or on images."""
+    return list(_known(task, is_table))
+
+
+def _known(task: str, is_table: bool) -> dict[str, Group | TableGroup]:
+    models = TABLE_MODELS[task] if is_table else {}
+    return {**_GROUPS[task], **{name: TableGroup(name, model) for name, model in models.items()}}
+
+
+def check_methods(methods: Sequence[str]) -> None:
+    """Refuse a name that no group has for any task."""
+    _check(methods, {task: _known(task, True) for task in _GROUPS})
+
+
+def _check(methods: Sequence[str], tasks: Mapping[str, Mapping[str, object]]) -> None:
     unknown = [name for name in methods if not any(name in known for known in tasks.values())]
     if unknown:
         known = [f"for {task} there are {', '.join(names)}" for task, names in tasks.items()]
-        raise ValueError(f"Unknown method {unknown[0]!r}; {'; '.join(known)}.")
+        for_tables = any(unknown[0] in models for models in TABLE_MODELS.values())
+        why = "; others are for tables" if for_tables else ""
+        raise ValueError(f"Unknown method {unknown[0]!r}; {'; '.join(known)}{why}.")
 
 
 def _fitted(method: Method, nets: TrainedNetworks) -> Iterator[Method]:
