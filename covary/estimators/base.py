@@ -19,7 +19,14 @@ from torch import Tensor, nn
 from covary import activations
 from covary.activations import MomentActivation
 from covary.estimators.data import checked_errors, cross_validation
-from covary.estimators.members import Architecture, Ensemble, Recipe, Task, Trained, train
+from covary.estimators.members import (
+    Architecture,
+    Ensemble,
+    Recipe,
+    TrainingTable,
+    TrainedMembers,
+    train,
+)
 from covary.moments import Moments
 from covary.training import Display, TrainingConfig, terminal_or_lines
 from covary.training.objectives import measured
@@ -108,7 +115,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _train(
         self, x: Tensor, y: Tensor, X_std: ArrayLike | None, outputs: int, strata: Any = None
-    ) -> tuple[Trained, Task]:
+    ) -> tuple[TrainedMembers, TrainingTable]:
         """Train all networks on inputs (n, d) and labels or targets."""
         effort = self._checked_effort()
         self._scale = x.std(0, correction=0)
@@ -116,7 +123,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         random = check_random_state(self.random_state)
         seed, split_seed = (int(number) for number in random.randint(2**31 - 1, size=2))
         folds = cross_validation(len(x), min(effort.folds, len(x)), split_seed, strata)
-        task = Task(x, y, std, outputs, seed)
+        task = TrainingTable(x, y, std, outputs, seed)
         noises = self._several("noise", self.noise)
         trained = train(
             task,

@@ -18,7 +18,7 @@ from covary.activations import MomentActivation
 from covary.budget import Budget
 from covary.covariance import Full
 from covary.estimators.base import Floats, MomentEstimator
-from covary.estimators.members import Outputs, Task, Trained
+from covary.estimators.members import Outputs, TrainingTable, TrainedMembers
 from covary.moments import Moments
 from covary.training import RegressionLoss
 from covary.uncertainty.predictive import Predictive
@@ -161,7 +161,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         self._fit_residuals(trained, task)
         return self
 
-    def _fit_residuals(self, trained: Trained, task: Task) -> None:
+    def _fit_residuals(self, trained: TrainedMembers, task: TrainingTable) -> None:
         """Fit the distribution of each target to residuals of rows that networks have not seen."""
         rescale = self.network_.rescale
         assert rescale is not None
