@@ -378,6 +378,28 @@ def tables_far() -> str:
     return markdown(["set", *heads, "known to be off, at least", "inside"], rows)
 
 
+def tables_speed() -> str:
+    """Seconds of a fit, beside those of quantile boosting."""
+    rows = [
+        [
+            f"{int(count):,}",
+            f"{found['moment']['seconds']:.1f}",
+            f"{found['boosting']['seconds']:.1f}",
+            f"{found['moment']['seconds'] / found['boosting']['seconds']:.2f}",
+            f"{found['peak MB']:,.0f}",
+        ]
+        for count, found in load("tables_speed")["rows"].items()
+    ]
+    heads = [
+        "rows",
+        "MomentRegressor, seconds",
+        "quantile boosting, seconds",
+        "ratio",
+        "MB at most",
+    ]
+    return markdown(heads, rows)
+
+
 def attacks() -> str:
     """Accuracy against epsilon: FGSM on the whole test set, the others on fewer."""
     found = load("uncertainty")["heaviside"]
@@ -604,6 +626,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tables crps": lambda: tables_accuracy("crps", 3),
     "tables coverage": lambda: tables_accuracy("coverage_90", 3),
     "tables far": tables_far,
+    "tables speed": tables_speed,
     "tables rank": lambda: tables_accuracy("spearman_error", 2),
     "tables seconds": lambda: tables_accuracy("fit_seconds", 1),
     "training": training,

@@ -33,7 +33,7 @@ def moved(x: Floats, rows: Floats, far: float) -> Iterator[Floats]:
     """The rows (n, d) so many standard deviations off the training inputs x, in each direction."""
     low, high, width = x.min(0), x.max(0), x.std(0)
     varying = np.flatnonzero(width > 0)
-    for columns in (*([column] for column in varying), varying):
+    for columns in (*varying.reshape(-1, 1), varying):
         for end, sign in ((high, 1), (low, -1)):
             there = rows.copy()
             there[:, columns] = (end + sign * far * width)[columns]

@@ -37,8 +37,8 @@ def main() -> None:
     above.set_ylim(-4, 4)
     above.set_ylabel("target")
     above.legend(fontsize=8, loc="upper left", ncols=3)
-    for (name, part), color in zip(budget.items(), (BLUE, ORANGE), strict=True):
-        below.plot(line[:, 0], part[:, 0].sqrt(), color=color, label=name)
+    for (name, var), color in zip(budget.items(), (BLUE, ORANGE), strict=True):
+        below.plot(line[:, 0], var[:, 0].sqrt(), color=color, label=name)
     below.set_yscale("log")
     below.set_ylabel("standard deviation")
     below.set_xlabel("input (none was measured beyond -3 and 3)")
