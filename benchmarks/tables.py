@@ -380,24 +380,23 @@ def tables_far() -> str:
 
 def tables_speed() -> str:
     """Seconds of a fit, beside those of quantile boosting."""
+
+    def cell(found: dict[str, Any], method: str) -> str:
+        return f"{found[method]['seconds']:.1f} ({found[method]['processor seconds']:.1f})"
+
     rows = [
         [
             f"{int(count):,}",
-            f"{found['moment']['seconds']:.1f}",
-            f"{found['boosting']['seconds']:.1f}",
-            f"{found['moment']['seconds'] / found['boosting']['seconds']:.2f}",
+            cell(found, "moment"),
+            cell(found, "boosting"),
+            f"{found['moment']['processor seconds'] / found['boosting']['processor seconds']:.2f}",
             f"{found['peak MB']:,.0f}",
+            f"{found['threads']}, {found['load before']:.1f}",
         ]
         for count, found in load("tables_speed")["rows"].items()
     ]
-    heads = [
-        "rows",
-        "MomentRegressor, seconds",
-        "quantile boosting, seconds",
-        "ratio",
-        "MB at most",
-    ]
-    return markdown(heads, rows)
+    heads = ["rows", "MomentRegressor, seconds (of processors)", "quantile boosting", "ratio"]
+    return markdown([*heads, "MB at most", "threads, load of the machine"], rows)
 
 
 def attacks() -> str:
