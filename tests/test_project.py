@@ -54,7 +54,7 @@ LIBRARY = [
     {"stochastic", "tracking"},
     {"posterior"},
     {"estimators", "runs"},
-    {"compare"},
+    {"compare", "serving"},
     {"report"},
     {"cli"},
     {"__main__"},
