@@ -30,6 +30,7 @@ ANSWER, ASK = "answer", "ask someone"
 COVERAGE = 0.9  # of rows that are answered, if nothing is said
 # Rows like those of training that count as being on the data.
 _ON_THE_DATA = 0.99
+_OFF = ": off the data"  # behind the name of a column
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,10 +194,10 @@ class Predictor:
             low, high = self.model.novelty.low, self.model.novelty.high
             beyond, column = torch.maximum(inputs - high, low - inputs).max(1)
             names = np.array(self.schema.features, object)[column.numpy()]
-            told = np.where(beyond.numpy() > 0, names + ": off the data", "off the data, combined")
-            found[off] = told
+            found[off] = np.where(beyond.numpy() > 0, names + _OFF, "off the data, combined")
         for row, reason in chunk.reasons.items():
-            found[row] = "; ".join(filter(None, (reason, found[row])))
+            # Which says by itself why a row is unlike others, but for a column that is off.
+            found[row] = f"{reason}; {found[row]}" if found[row].endswith(_OFF) else reason
         return found
 
 
