@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks import tables_networks
 from benchmarks.cells import markdown, percent
 from benchmarks.results import ROOT, load, save
+from covary.compare.table_models import TABLE_MODELS
 from covary.uncertainty.metrics import METRICS
 from covary.uncertainty.scores import SCORES
 
@@ -339,6 +340,27 @@ def uci() -> str:
     )
 
 
+def tables_accuracy(quantity: str, digits: int) -> str:
+    """A number of each set and method, on average over the splits, with its standard error."""
+    sets = load("tables_accuracy")["sets"]
+    titles = {name: model.title for name, model in TABLE_MODELS["regression"].items()}
+    titles = {"moment": "MomentRegressor", **titles}
+    there = [method for method in titles if any(method in found for found in sets.values())]
+
+    def cell(found: dict[str, Any], method: str) -> str:
+        value = found.get(method, {}).get(quantity)
+        if value is None:
+            return ""
+        error = found[method].get(f"{quantity}_error")
+        return f"{value:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
+
+    title = METRICS[quantity].title
+    return markdown(
+        [title, *(titles[method] for method in there)],
+        [[name, *(cell(found, method) for method in there)] for name, found in sets.items()],
+    )
+
+
 def attacks() -> str:
     """Accuracy against epsilon: FGSM on the whole test set, the others on fewer."""
     found = load("uncertainty")["heaviside"]
@@ -561,6 +583,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "separability mnist": lambda: separability_of("mnist"),
     "calibration mnist": lambda: calibration_of("mnist"),
     "demo": demo,
+    "tables likelihood": lambda: tables_accuracy("log_likelihood", 3),
+    "tables crps": lambda: tables_accuracy("crps", 3),
+    "tables coverage": lambda: tables_accuracy("coverage_90", 3),
+    "tables rank": lambda: tables_accuracy("spearman_error", 2),
+    "tables seconds": lambda: tables_accuracy("fit_seconds", 1),
     "training": training,
     "replicas": replicas,
     "speed": speed,

@@ -265,12 +265,17 @@ def _passes(value: float) -> str:
 def posterior() -> str:
     measured = load("posterior")
     found = measured["summary"]
-    passes = {"plain": 1.0, "posterior": measured["costs"]["expected softmax"]}
+    costs = measured["costs"]
+    passes = {
+        **costs,
+        "plain, trained with dropout": costs["plain"],
+        "posterior, trained with dropout": costs["posterior, averaged"],
+    }
     metrics = {
-        "nll": "NLL", "ece": "ECE", "auroc_errors": "AUROC, errors",
+        "nll": "NLL", "nll_held_out": "held-out NLL", "ece": "ECE", "auroc_errors": "AUROC, errors",
         "auroc_ood_notmnist": "AUROC, notmnist", "auroc_ood_fashion-mnist": "AUROC, fashion-mnist",
     }  # fmt: skip
-    digits = {"nll": 4, "ece": 4}
+    digits = {"nll": 4, "nll_held_out": 4, "ece": 4}
 
     def cell(row: dict[str, dict[str, float]], metric: str) -> str:
         places = digits.get(metric, 3)

@@ -48,9 +48,7 @@ _LATE = {
     "track": "covary.tracking",
     "verify": "covary.stochastic.verification",
 }
-_ROOMS = {
-    "attacks", "data", "posterior", "serving", "stochastic", "testing", "training", "uncertainty"
-}  # fmt: skip
+_ROOMS = {"attacks", "data", "posterior", "stochastic", "testing", "training", "uncertainty"}
 
 
 def __getattr__(name: str) -> _Any:

@@ -12,7 +12,7 @@ from sklearn.model_selection import train_test_split
 
 from covary.estimators import MomentClassifier
 from covary.uncertainty import metrics
-from examples.drawing import BLUE, ORANGE, options, save
+from examples.drawing import BLUE, GREY, ORANGE, options, save
 
 
 def main() -> None:
@@ -20,20 +20,21 @@ def main() -> None:
 
     x, y = load_digits(return_X_y=True)
     x, x_test, y, y_test = train_test_split(x, y, test_size=0.5, random_state=0, stratify=y)
-    epochs = 2 if arguments.quick else 60
     model = MomentClassifier(
-        hidden=(64, 32), activation="heaviside", noise=0.2, epochs=epochs, random_state=0
+        "quick", epochs=2 if arguments.quick else None, noise=0.2, random_state=0
     )
     model.fit(x, y)
 
     wrong = model.predict(x_test) != y_test
+    moments = model.moments(x_test)
     scores = {
-        "entropy of the covariance": model.uncertainty(x_test),
-        "max-softmax (no covariance)": 1 - model.predict_proba(x_test, calibrated=False).max(1),
+        f"uncertainty ({model.score_}, chosen by held-out rows)": model.uncertainty(x_test),
+        "entropy of the covariance": moments.entropy().numpy(),
+        "max-softmax (no covariance)": 1 - moments.mean.softmax(-1).max(-1).values.numpy(),
     }
     print(f"{len(y_test)} test digits, {wrong.mean():.1%} wrong if all are answered")
     figure, panel = plt.subplots(figsize=(6, 3.8))
-    for (name, score), color in zip(scores.items(), (BLUE, ORANGE), strict=True):
+    for (name, score), color in zip(scores.items(), (BLUE, GREY, ORANGE), strict=True):
         curve = metrics.risk_coverage(score, wrong)
         panel.plot(100 * curve.coverage, 100 * curve.risk, color=color, label=name)
         for answered in (0.95, 0.9, 0.8):

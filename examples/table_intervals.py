@@ -1,4 +1,4 @@
-"""For an engineer with a table: a regression with calibrated error bars.
+"""For an engineer with a table: error bars that follow the noise, and grow off the data.
 
 python -m examples.table_intervals
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib import pyplot as plt
-from sklearn.datasets import load_diabetes
-from sklearn.model_selection import train_test_split
 
 from covary.estimators import MomentRegressor
 from examples.drawing import BLUE, GREY, ORANGE, options, save
@@ -17,39 +15,41 @@ from examples.drawing import BLUE, GREY, ORANGE, options, save
 def main() -> None:
     arguments = options(__doc__)
 
-    x, y = load_diabetes(return_X_y=True)
-    x, x_test, y, y_test = train_test_split(x, y, test_size=0.3, random_state=0)
+    random = np.random.default_rng(0)
+    x = random.uniform(-3, 3, (1200, 1))
+    truth, noise = np.sin(2 * x[:, 0]), np.where(x[:, 0] < 0, 0.1, 0.5)
+    y = truth + noise * random.standard_normal(len(x))
     model = MomentRegressor(
-        hidden=(50,), noise=0.3, epochs=5 if arguments.quick else 60, random_state=0
+        "quick" if arguments.quick else "default",
+        epochs=2 if arguments.quick else None,
+        random_state=0,
     ).fit(x, y)
+    print("parts of the variance, and what they gain:", model.variance_parts_)
 
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True)
-    for panel, calibrated in zip(panels, (False, True), strict=True):
-        mean, std = model.predict(x_test, return_std=True, calibrated=calibrated)
-        inside = np.abs(y_test - mean) <= 1.96 * std
-        name = "calibrated" if calibrated else "not calibrated"
-        print(f"{name}: {inside.mean():.0%} of {len(y_test)} test rows within their 95% interval")
+    line = np.linspace(-6, 6, 601)[:, None]
+    low, high = model.predict_interval(line, level=0.9)
+    budget = model.budget(line)
+    figure, (above, below) = plt.subplots(
+        2, 1, figsize=(8, 5.6), sharex=True, height_ratios=(2, 1), layout="constrained"
+    )
+    above.plot(x[:, 0], y, ".", color=GREY, markersize=2, label="measured")
+    above.plot(line[:, 0], model.predict(line), color="black", label="prediction")
+    above.fill_between(line[:, 0], low, high, color=BLUE, alpha=0.3, label="90% interval")
+    above.set_ylim(-4, 4)
+    above.set_ylabel("target")
+    above.legend(fontsize=8, loc="upper left", ncols=3)
+    for (name, part), color in zip(budget.items(), (BLUE, ORANGE), strict=True):
+        below.plot(line[:, 0], part[:, 0].sqrt(), color=color, label=name)
+    below.set_yscale("log")
+    below.set_ylabel("standard deviation")
+    below.set_xlabel("input (none was measured beyond -3 and 3)")
+    below.legend(fontsize=8)
 
-        order = np.argsort(mean)
-        rows = np.arange(len(order))
-        panel.vlines(
-            rows,
-            (mean - 1.96 * std)[order],
-            (mean + 1.96 * std)[order],
-            color=GREY,
-            alpha=0.5,
-            label="95% interval",
-        )
-        panel.plot(rows, mean[order], color="black", linewidth=1, label="prediction")
-        for some, color, label in (
-            (inside, BLUE, "measured, inside"),
-            (~inside, ORANGE, "outside"),
-        ):
-            panel.plot(rows[some[order]], y_test[order][some[order]], ".", color=color, label=label)
-        panel.set_title(f"{name}: {inside.mean():.0%} inside")
-        panel.set_xlabel("test rows, by prediction")
-    panels[0].set_ylabel("progression of diabetes")
-    panels[0].legend(fontsize=8, loc="upper left")
+    x_new = random.uniform(-3, 3, (5000, 1))
+    y_new = np.sin(2 * x_new[:, 0])
+    y_new += np.where(x_new[:, 0] < 0, 0.1, 0.5) * random.standard_normal(len(x_new))
+    low, high = model.predict_interval(x_new, level=0.9)
+    print(f"{((low <= y_new) & (y_new <= high)).mean():.1%} of 5000 new rows within 90% intervals")
     save(figure, arguments.figure)
 
 

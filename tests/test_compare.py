@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import shutil
 from dataclasses import replace
@@ -10,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scoringrules
 import torch
+from scipy.stats import uniform
 from typer.testing import CliRunner
 
-from covary import runs
+from covary import report, runs
 from covary.cli import app
 from covary.cli.compare import _covariance, _listed, _shown
 from covary.compare import (
@@ -26,10 +29,12 @@ from covary.compare import (
     method_names,
     trained_networks,
 )
+from covary.compare.groups import groups
 from covary.compare.methods import rows_of
+from covary.compare.table_models import TABLE_MODELS
 from covary.compare.trained_networks import TrainedNetworks, member_seed
 from covary.data import DataError
-from covary.files import FileError
+from covary.files import FileError, read_tensors
 from covary.runs import Choices, DataConfig, Run, RunError
 from covary.runs.results import TrackedFidelity
 from covary.runs.training import resolve
@@ -91,11 +96,16 @@ def test_every_method_has_its_rows(classified, regressed):
         ("MC dropout", "max_probability"),
         ("MC dropout", "mutual_information"),
         ("MC dropout, calibrated", "expected_max"),
+        ("dropout without masks", "max_probability"),
+        ("dropout without masks", "mutual_information"),
+        ("dropout without masks, calibrated", "expected_max"),
         ("deep ensemble", "max_probability"),
         ("deep ensemble", "mutual_information"),
         ("deep ensemble, calibrated", "expected_max"),
         ("last-layer Laplace", "expected_max"),
         ("posterior", "expected_max"),
+        ("posterior, trained with dropout", "max_probability"),
+        ("posterior, trained with dropout", "mutual_information"),
     ]
     assert [row.method for row in regressed[1].rows] == [
         "MNN",
@@ -103,6 +113,8 @@ def test_every_method_has_its_rows(classified, regressed):
         "plain, constant variance",
         "MC dropout",
         "MC dropout, calibrated",
+        "dropout without masks",
+        "dropout without masks, calibrated",
         "mean and variance",
         "mean and variance, calibrated",
         "deep ensemble",
@@ -113,7 +125,25 @@ def test_every_method_has_its_rows(classified, regressed):
         "last-layer Laplace, calibrated",
         "posterior",
         "posterior, calibrated",
+        "posterior, trained with dropout",
+        "posterior, trained with dropout, calibrated",
+        "quantile boosting",
+        "Gaussian process",
+        "random forest",
+        "NGBoost",
     ]
+    for result in (classified[1], regressed[1]):
+        assert all(row.summary["fit_seconds"].mean > 0 for row in result.rows)
+
+
+def test_posteriors_are_kept_beside_their_networks(classified, regressed):
+    for out, _ in (classified, regressed):
+        for kind in ("plain", "dropout"):
+            net = read_tensors(out / f"seed-0/{kind}-0/model.safetensors")[0]
+            kept = read_tensors(out / f"seed-0/{kind}-0/posterior.safetensors")[0]
+            for name, value in net.items():
+                assert torch.equal(kept[f"model.{name}"], value)
+            assert any(name.startswith("posterior.variance") for name in kept)
 
 
 def test_numbers_are_averages_over_seeds(classified):
@@ -349,12 +379,12 @@ def test_regression_on_the_scale_of_the_target(regressed):
         assert summary["rmse"].mean > 10  # of a target with a deviation of 77
         if "calibrated" in name or name == "plain, constant variance":
             assert -12 < summary["log_likelihood"].mean < -4
-        assert 0 <= summary["coverage_95"].mean <= 1
+        assert 0 <= summary["coverage_90"].mean <= 1
     # The same mean, and the same order of doubt.
     for name in ("MNN", "MC dropout"):
         for key in ("rmse", "spearman_error", "aurc"):
             assert rows[name][key] == rows[f"{name}, calibrated"][key]
-    assert rows["MC dropout"]["coverage_95"] != rows["MC dropout, calibrated"]["coverage_95"]
+    assert rows["MC dropout"]["coverage_90"] != rows["MC dropout, calibrated"]["coverage_90"]
     # Of one variance for all, there is no order.
     assert rows["plain, constant variance"]["spearman_error"].mean is None
 
@@ -370,9 +400,34 @@ def test_regression_numbers_by_hand():
     density = -0.5 * ((gaps / deviations) ** 2 + np.log(2 * np.pi * deviations**2))
     assert row["rmse"] == pytest.approx(np.sqrt((gaps**2).mean()))
     assert row["log_likelihood"] == pytest.approx(density.mean())
-    assert row["coverage_95"] == pytest.approx(2 / 3)
+    assert row["coverage_90"] == pytest.approx(2 / 3)
+    assert row["width_90"] == pytest.approx(2 * 1.6448536 * deviations.mean())
+    assert row["crps"] == pytest.approx(
+        scoringrules.crps_normal(target[:, 0].numpy(), mean[:, 0].numpy(), deviations).mean()
+    )
     assert row["spearman_error"] == pytest.approx(1)
     assert row["auroc_ood_far"] == 1
+
+
+def test_numbers_of_two_targets_that_are_not_gaussian():
+    """Log-likelihoods of the targets add up; the other numbers are averages over them."""
+    each = uniform(np.zeros(4), 2.0), uniform(np.zeros(4), 4.0)
+    mean = torch.tensor([[1.0, 2.0]]).expand(4, 2).double()
+    variance = torch.tensor([4 / 12, 16 / 12]).double()
+    test = Prediction(
+        {"stddev": torch.arange(4.0)},
+        mean=mean,
+        covariance=torch.diag(variance).expand(4, 2, 2),
+        distributions=each,
+    )
+    target = torch.tensor([[1.0, 2.0], [1.95, 0.1], [0.5, 3.0], [1.0, 1.0]])
+    row = rows_of(test, target, {})["stddev"]
+    assert row["log_likelihood"] == pytest.approx(-np.log(2) - np.log(4))
+    assert row["coverage_90"] == pytest.approx((3 / 4 + 3 / 4) / 2)
+    assert row["width_90"] == pytest.approx((1.8 + 3.6) / 2)
+    first, second = target.double().numpy().T
+    expected = scoringrules.crps_uniform(first, 0, 2), scoringrules.crps_uniform(second, 0, 4)
+    assert row["crps"] == pytest.approx(np.mean(expected), rel=1e-4)
 
 
 def test_what_is_undefined_for_a_seed_is_left_out():
@@ -415,7 +470,8 @@ def test_the_command(classified, untrained):
         assert "max_softmax" not in shown.stdout
         assert "Written to" in shown.stderr
         as_json = CliRunner().invoke(app, [*command, *options, *more, "--json"])
-        rows = [row for row in result.rows if row.group not in ("ensemble", "posterior")]
+        chosen = ("mnn", "plain", "dropout", "laplace")
+        rows = [row for row in result.rows if row.group in chosen]
         assert list(Comparison.from_json(json.loads(as_json.stdout)).rows) == rows
         assert "MNN: tracked covariances; against exact ones" in shown.stderr
     finally:
@@ -466,3 +522,86 @@ def test_lists_have_commas_or_are_repeated():
 
 def test_names_are_known_by_task():
     assert set(method_names("classification")) < set(method_names("regression"))
+    on_images = method_names("regression", is_table=False)
+    assert set(method_names("regression")) - set(on_images) == set(TABLE_MODELS["regression"])
+    with pytest.raises(ValueError, match=r"Unknown method 'boosting'.*others are for tables"):
+        groups("classification", ("boosting",), is_table=False)
+
+
+@pytest.fixture
+def table(tmp_path) -> Path:
+    """Rows of two inputs and a class of three, of which the last is not in every part."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(120, 2))
+    labels = np.where(np.arange(120) == 60, "rare", np.where(x[:, 0] > 0, "high", "low"))
+    rows = [f"{a:.3f},{b:.3f},{label}" for (a, b), label in zip(x, labels, strict=True)]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["a,b,kind", *rows]) + "\n")
+    return path
+
+
+def test_classes_of_a_table_beside_trees(table, tmp_path):
+    command = ["compare", str(table), "--target", "kind", "--out", str(tmp_path / "it")]
+    command += ["--hidden", "4", "--epochs", "1", "--seeds", "0,", "--methods", "boosting,forest"]
+    shown = CliRunner().invoke(app, [*command, "--json"])
+    assert shown.exit_code == 0, shown.stderr
+    rows = {row.method: row for row in Comparison.from_json(json.loads(shown.stdout)).rows}
+    for name in ("gradient boosting", "random forest"):
+        assert rows[name].summary["accuracy"].mean > 0.7
+        assert rows[name].training_cost > 0
+        assert rows[name].inference_cost > 0
+
+
+def test_a_model_without_its_library_is_left_out_with_a_note(tmp_path, monkeypatch):
+    monkeypatch.setattr("covary.compare.groups.find_spec", lambda name: None)
+    found = compare(
+        DataConfig(name="diabetes"), out=tmp_path / "it", chosen=TINY, methods=("ngboost",)
+    )
+    assert {row.group for row in found.rows} == {"mnn"}
+    note = "ngboost is left out, as it needs ngboost: pip install 'covary[compare]'"
+    assert note in found.notes
+
+
+def test_a_process_of_few_rows_says_so(tmp_path, monkeypatch):
+    model = replace(TABLE_MODELS["regression"]["gp"], rows=100)
+    monkeypatch.setitem(TABLE_MODELS["regression"], "gp", model)
+    data, out = DataConfig(name="diabetes"), tmp_path / "it"
+    found = compare(data, out=out, chosen=TINY, methods=("gp",))
+    (note,) = (note for note in found.notes if note.startswith("Gaussian process takes 100 of "))
+    assert "at random" in note
+    again = compare(data, out=out, chosen=TINY, methods=("gp",), existing="resume")
+    assert (again.notes, again.rows) == (found.notes, found.rows)
+
+
+def test_numbers_that_an_older_comparison_lacks_are_measured(regressed, tmp_path, untrained):
+    out = tmp_path / "it"
+    shutil.copytree(regressed[0], out)
+    path = out / "seed-0" / "plain.json"
+    stored = json.loads(path.read_text())
+    for method in stored["methods"]:
+        for row in method["scores"].values():
+            del row["crps"]
+    path.write_text(json.dumps(stored))
+    found = again(out, "diabetes", seeds=(0,), methods=("plain",))
+    (row,) = (row for row in found.rows if row.group == "plain")
+    assert row.summary["crps"].mean > 0
+
+
+def test_the_report_of_a_compared_run_shows_the_other_methods(regressed, tmp_path):
+    out = tmp_path / "it"
+    shutil.copytree(regressed[0], out)
+    run = out / "seed-0" / "mnn"
+    assert CliRunner().invoke(app, ["evaluate", str(run)]).exit_code == 0
+    page = report.write(run).read_text(encoding="utf-8")
+    section = page.partition('<section id="comparison">')[2].partition("</section>")[0]
+    for row in regressed[1].rows:
+        assert f'<th scope="row">{row.method}</th>' in section
+        assert html.escape(row.description).replace("&#x27;", "&#39;") in section
+    assert "CRPS and seconds of fitting of each method: MNN, calibrated " in section
+    # Of a network that was trained differently since, the comparison says nothing.
+    config = (run / "config.toml").read_text()
+    assert "epochs = 1\n" in config
+    comparison = json.loads((out / "compare.json").read_text())
+    comparison["config"]["training"]["epochs"] = 2
+    (out / "compare.json").write_text(json.dumps(comparison))
+    assert 'id="comparison"' not in report.write(run).read_text(encoding="utf-8")

@@ -21,10 +21,12 @@ from covary.compare import (
     by_average,
     by_density,
     by_mean,
+    by_points,
     by_targets,
     calibrated,
     laplace,
     with_variance_head,
+    without_masks,
 )
 from covary.models import has_slope, plain
 from covary.nn import Rescale
@@ -125,6 +127,21 @@ def test_dropout_samples_are_repeatable_and_leave_no_trace():
         DropoutSamples(nn.Linear(4, 3), 5)
     with pytest.raises(ValueError, match="one sample, got 0"):
         DropoutSamples(net, 0)
+
+
+def test_dropout_without_masks_is_what_many_masks_average_to():
+    net, x = plain(covary.mlp([4, 32, 32, 3]), dropout=0.2), 2 * torch.randn(50, 4)
+    masks = Method("masks", "Many.", DropoutSamples(net, 2000), by_average).predict(x)
+    found = Method("none", "None.", without_masks(net, x), by_points).predict(x)
+    assert list(found.scores) == list(masks.scores)
+    torch.testing.assert_close(found.probabilities, masks.probabilities, rtol=0, atol=0.01)
+    torch.testing.assert_close(
+        found.scores["mutual_information"], masks.scores["mutual_information"], rtol=0.1, atol=1e-3
+    )
+    whole = without_masks(nn.Sequential(net, nn.Identity()).eval(), x)  # of nested ones, too
+    torch.testing.assert_close(whole(x).mean, without_masks(net, x)(x).mean)
+    with pytest.raises(ValueError, match=r"nn.Dropout; this has none"):
+        without_masks(nn.Linear(4, 3).eval(), x)
 
 
 def test_an_ensemble_averages_probabilities():

@@ -12,7 +12,9 @@ from torch import nn
 from torch.func import functional_call, hessian, jacrev
 
 import covary
+from covary.covariance import Full
 from covary.posterior import fit
+from covary.uncertainty import scores
 
 DOUBLE = torch.float64
 
@@ -326,6 +328,29 @@ def test_the_temperature_makes_held_out_data_most_likely():
     best = loss(net.posterior.temperature)
     assert best < loss(1.0)
     assert best <= min(loss(net.posterior.temperature * 1.8), loss(net.posterior.temperature / 1.8))
+
+
+def test_the_temperature_belongs_to_how_probabilities_are_made():
+    """Logits are larger than wrong labels allow; the formula is too flat, and takes less."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 3).double().eval()
+    with torch.no_grad():
+        model.weight.copy_(3 * torch.eye(3))
+    x = torch.randn(400, 3, dtype=DOUBLE)
+    y = torch.where(torch.rand(400) < 0.2, 0, x.argmax(-1))
+    found = []
+    for way in (scores.expected_softmax, scores.averaged_softmax):
+        data = x[:10], y[:10]
+        net = fit(model, data, prior_precision=0.1, held_out=(x, y), probabilities=way)
+        with torch.no_grad():
+            out = net(x)
+        losses = []
+        for factor in (1.0, 1.8, 1 / 1.8, 0.0):
+            scaled = covary.Moments(out.mean, Full(factor * out.covariance_matrix))
+            losses.append(float(-way(scaled).gather(1, y[:, None]).log().mean()))
+        assert losses[0] < min(losses[1:])
+        found.append(net.posterior.temperature)
+    assert found[0] < found[1]
 
 
 def test_weights_are_unsure_in_a_gap_of_the_data():

@@ -11,7 +11,7 @@ from scipy import stats
 
 from covary import report
 from covary.files import FileError
-from covary.report import figures_fidelity, words
+from covary.report import drawing, words
 from tests import report_runs
 from tests.report_fidelity import CHOSEN, WAYS, add_fidelity
 from tests.report_runs import Page
@@ -245,7 +245,7 @@ def test_an_approximate_evaluation_is_said_to_be_one(tmp_path):
 
 
 def test_no_two_ways_look_alike():
-    assert len({figures_fidelity._look(number) for number in range(20)}) == 20
+    assert len({drawing.look(number) for number in range(20)}) == 20
 
 
 def test_entropies_are_compared_where_they_are_finite(tmp_path):

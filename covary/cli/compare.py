@@ -13,7 +13,7 @@ from covary.cli.options import NETWORK, Chosen, configured, option, taken
 from covary.compare import CompareConfig, Comparison, Summary, method_names
 from covary.compare import compare as compare_methods
 from covary.compare.groups import check_methods
-from covary.compare.methods import ood_key
+from covary.compare.methods import CLASSIFICATION, REGRESSION, ood_key
 from covary.runs.config import PER_SAMPLE_HELP, Choices, DataConfig, ModelConfig
 from covary.training import Silent, TrainingConfig, terminal_or_lines
 from covary.uncertainty.metrics import METRICS
@@ -83,7 +83,8 @@ def compare(
     """Train a moment neural network and what it is compared with, and measure them alike.
 
     Same widths, same data, same budget: a conventional network, Monte Carlo dropout, a deep
-    ensemble and a Bayesian last layer; in regression also networks with a variance of their own.
+    ensemble, a Bayesian last layer and posteriors of all weights; in regression also networks with
+    a variance of their own.
     What needs fitting beyond the weights is fitted on held-out training data. Numbers are averages
     over the seeds, with standard deviations. All is kept in the folder: with --resume, what was
     trained or measured is not done again, also where there are more seeds, methods or
@@ -132,20 +133,29 @@ def _listed(values: list[str] | None) -> tuple[str, ...]:
 
 
 def _show(result: Comparison) -> None:
-    """Two tables: what each method predicts and costs, and what each score finds."""
+    """Three tables: how good predictions are, what they cost, and what each score finds."""
     over = f"{len(result.seeds)} seeds" if len(result.seeds) > 1 else "1 seed"
     classify = result.task == "classification"
-    predicts = ("accuracy", "nll", "ece") if classify else ("rmse", "log_likelihood", "coverage_95")
-    methods = {row.method: row for row in result.rows}
+    # The rank of errors stands with what scores find.
+    predicts = CLASSIFICATION if classify else REGRESSION[:-1]
+    methods, fit = {row.method: row for row in result.rows}, METRICS["fit_seconds"]
     common.show_table(
-        f"{result.dataset}, {over}: predictions, and cost in those of the plain network",
-        ["", *(METRICS[key].short for key in predicts), "training", "inference"],
+        f"{result.dataset}, {over}: predictions",
+        ["", *(METRICS[key].short for key in predicts)],
+        [
+            [name, *(_shown(row.summary.get(key)) for key in predicts)]
+            for name, row in methods.items()
+        ],
+    )
+    common.show_table(
+        f"{result.dataset}, {over}: cost in those of the plain network, and seconds",
+        ["", "training", "inference", fit.short],
         [
             [
                 name,
-                *(_shown(row.summary.get(key)) for key in predicts),
                 common.decimal(row.training_cost, 1, "unknown"),
                 common.decimal(row.inference_cost, 1, "unknown"),
+                _shown(row.summary.get(fit.name)),
             ]
             for name, row in methods.items()
         ],

@@ -14,82 +14,89 @@ import typer
 from covary import runs
 from covary.cli import common
 from covary.cli.common import DataDir, Debug, Json, RunPath, quoted, reported, say
-from covary.serving import Predictor, Summary, predict_table
+from covary.serving import PredictedTable, Predictor, predict_table
 from covary.serving.predictor import COVERAGE
 from covary.serving.writing import FORMATS
 
 _KEEP = ("all", "none")
 
 
+Table = Annotated[
+    str,
+    typer.Argument(
+        metavar="TABLE",
+        help="New rows: a .csv, .tsv, .jsonl or .parquet file, or - for standard input.",
+    ),
+]
+Out = Annotated[
+    str, typer.Option("--out", "-o", help="File of the predictions, or - for standard output.")
+]
+Level = Annotated[
+    float,
+    typer.Option(
+        "--level", min=0, max=1, help="Share of targets in intervals, or of labels in sets."
+    ),
+]
+Conformal = Annotated[bool, typer.Option("--conformal", help="Correct intervals by held-out rows.")]
+Risk = Annotated[
+    float | None,
+    typer.Option(
+        "--risk",
+        min=0,
+        max=1,
+        help="Answer as many rows as possible with at most this share of errors (classification).",
+    ),
+]
+Coverage = Annotated[
+    float | None,
+    typer.Option(
+        "--coverage",
+        min=0,
+        max=1,
+        help="Answer this share of rows, the surest ones.",
+        show_default=str(COVERAGE),
+    ),
+]
+Keep = Annotated[
+    str,
+    typer.Option(
+        "--keep", help="Columns of TABLE to write too: all, none, or names with commas between."
+    ),
+]
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        help=f"Of the predictions: {', '.join(FORMATS)}.",
+        show_default="by the name, csv for -",
+    ),
+]
+InputFormat = Annotated[
+    str, typer.Option("--input-format", help="Of TABLE.", show_default="found out, csv for -")
+]
+Encoding = Annotated[str, typer.Option("--encoding", help="Of TABLE, if it is csv or JSON lines.")]
+Delimiter = Annotated[
+    str | None,
+    typer.Option("--delimiter", help="Of TABLE, if it is csv.", show_default="found out"),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if there is one.")]
+
+
 @reported
 def predict(
     run: RunPath,
-    table: Annotated[
-        str,
-        typer.Argument(
-            metavar="TABLE",
-            help="New rows: a .csv, .tsv, .jsonl or .parquet file, or - for standard input.",
-        ),
-    ],
-    out: Annotated[
-        str,
-        typer.Option("--out", "-o", help="File of the predictions, or - for standard output."),
-    ] = "predictions.csv",
-    level: Annotated[
-        float,
-        typer.Option(
-            "--level", min=0, max=1, help="Share of targets in intervals, or of labels in sets."
-        ),
-    ] = 0.9,
-    conformal: Annotated[
-        bool, typer.Option("--conformal", help="Correct intervals by held-out rows.")
-    ] = False,
-    risk: Annotated[
-        float | None,
-        typer.Option(
-            "--risk",
-            min=0,
-            max=1,
-            help="Answer as many rows as possible with at most this share of errors "
-            "(classification).",
-        ),
-    ] = None,
-    coverage: Annotated[
-        float | None,
-        typer.Option(
-            "--coverage",
-            help="Answer this share of rows, the surest ones.",
-            show_default=str(COVERAGE),
-        ),
-    ] = None,
-    keep: Annotated[
-        str,
-        typer.Option(
-            "--keep", help="Columns of TABLE to write too: all, none, or names with commas between."
-        ),
-    ] = "all",
-    form: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            help=f"Of the predictions: {', '.join(FORMATS)}.",
-            show_default="by the name, csv for -",
-        ),
-    ] = "",
-    input_format: Annotated[
-        str,
-        typer.Option("--input-format", help="Of TABLE.", show_default="found out, csv for -"),
-    ] = "",
-    encoding: Annotated[
-        str, typer.Option("--encoding", help="Of TABLE, if it is csv or JSON lines.")
-    ] = "utf-8",
-    delimiter: Annotated[
-        str | None,
-        typer.Option("--delimiter", help="Of TABLE, if it is csv.", show_default="found out"),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the file if there is one.")
-    ] = False,
+    table: Table,
+    out: Out = "predictions.csv",
+    level: Level = 0.9,
+    conformal: Conformal = False,
+    risk: Risk = None,
+    coverage: Coverage = None,
+    keep: Keep = "all",
+    form: Format = "",
+    input_format: InputFormat = "",
+    encoding: Encoding = "utf-8",
+    delimiter: Delimiter = None,
+    overwrite: Overwrite = False,
     data_dir: DataDir = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -143,7 +150,7 @@ def predict(
         say(f"Written to {quoted(Path(out))}.")
 
 
-def _show(found: Summary, predictor: Predictor) -> None:
+def _show(found: PredictedTable, predictor: Predictor) -> None:
     say(f"{found.rows:,} rows, {found.answered / found.rows:.1%} to answer, the rest to ask about.")
     say(f"The flag: {predictor.promise}")
     for name, scores in found.scores.items():

@@ -1,8 +1,8 @@
 """What a moment neural network is compared with, and the comparison.
 
 ``compare`` trains and measures all methods alike. Each ``Method`` is a network and a rule
-(``by_mean``, ``by_expectation``, ``by_average``, ``by_density``, ``by_targets``) that gives a
-``Prediction``: probabilities or a mean and covariance, and scores.
+(``by_mean``, ``by_expectation``, ``by_average``, ``by_points``, ``by_density``, ``by_targets``)
+that gives a ``Prediction``: probabilities or a mean and covariance, and scores.
 """
 
 from covary.compare import laplace
@@ -16,6 +16,7 @@ from covary.compare.methods import (
     by_density,
     by_expectation,
     by_mean,
+    by_points,
     by_targets,
     calibrated,
 )
@@ -25,11 +26,12 @@ from covary.compare.networks import (
     MemberMoments,
     Members,
     with_variance_head,
+    without_masks,
 )
 
 __all__ = [
     "CompareConfig", "Comparison", "DropoutSamples", "GaussianHead", "MemberMoments", "Members",
     "Method", "MethodRow", "Prediction", "Summary", "by_average", "by_density", "by_expectation",
-    "by_mean", "by_targets", "calibrated", "compare", "laplace", "method_names",
-    "with_variance_head",
+    "by_mean", "by_points", "by_targets", "calibrated", "compare", "laplace", "method_names",
+    "with_variance_head", "without_masks",
 ]  # fmt: skip

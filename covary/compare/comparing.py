@@ -24,8 +24,8 @@ from covary.compare.comparison import (
     MethodScores,
     Summary,
 )
-from covary.compare.groups import Group, groups
-from covary.compare.methods import BATCH, Method, rows_of
+from covary.compare.groups import Group, TableGroup, groups, missing
+from covary.compare.methods import BATCH, CLASSIFICATION, REGRESSION, Method, TableMethod, rows_of
 from covary.compare.trained_networks import KINDS, TrainedNetworks
 from covary.data import Dataset, Schema
 from covary.moments import mean_of
@@ -46,6 +46,7 @@ RESULT, SETTINGS, COSTS = "compare.json", "settings.json", "costs.json"
 _ANEW = "Remove the file and run covary compare again, with --resume."
 Kept = TypeVar("Kept", bound=Stored)
 Say = Callable[[str], None]
+Groups = Mapping[str, Group | TableGroup]
 
 
 @quietly()  # how good tracked covariances are is in the result
@@ -136,7 +137,7 @@ class _Work(NamedTuple):
     config: RunConfig
     dataset: Dataset
     schema: Schema | None
-    groups: Mapping[str, Group]
+    groups: Groups
     ood: Mapping[str, Tensor]
     notes: tuple[str, ...]
 
@@ -158,7 +159,9 @@ def _prepared(
         )
     dataset, schema = load_data(data, data_dir=data_dir, seed=seed)
     config = resolve(data, dataset, chosen)
-    wanted = groups(config.model.task, methods)
+    wanted = groups(config.model.task, methods, is_table=not config.model.is_image)
+    lacking = missing(wanted)
+    wanted = {name: group for name, group in wanted.items() if name not in lacking}
     check_covariance(covariance)
     others, news = ood_sets(config.data, schema, dataset, ood, data_dir=data_dir, seed=seed)
     config.model.build()  # names its activation, counts its noise
@@ -171,7 +174,7 @@ def _prepared(
             f"{n} training rows. Hold out more (--validation)."
         )
     plain = {name: mean_of(x) for name, x in others.items()}
-    return _Work(config, dataset, schema, wanted, plain, (*dataset.notes, *news))
+    return _Work(config, dataset, schema, wanted, plain, (*dataset.notes, *news, *lacking.values()))
 
 
 def _train(work: _Work, run: Run, say: Say, display: Display) -> None:
@@ -231,22 +234,28 @@ def _kept(cls: type[Kept], path: Path) -> Kept | None:
 
 
 def _measured(
-    name: str, group: Group, nets: TrainedNetworks, ood: Mapping[str, Tensor], say: Say
+    name: str, group: Group | TableGroup, nets: TrainedNetworks, ood: Mapping[str, Tensor], say: Say
 ) -> GroupScores:
     """A group's numbers for a seed, found in its file or measured and written there."""
     path = nets.run.path.parent / f"{name}.json"
     covariance = nets.covariance if name == "mnn" else None
     kept = _kept(GroupScores, path)
-    if kept is not None and set(ood) <= set(kept.ood) and kept.covariance == covariance:
+    known = {"fit_seconds", *(CLASSIFICATION if nets.classify else REGRESSION)}
+    if (
+        kept is not None
+        and set(ood) <= set(kept.ood)
+        and kept.covariance == covariance
+        and all(known <= set(row) for each in kept.methods for row in each.scores.values())
+    ):
         for note in kept.notes:
             nets.note(note)
         return kept
     before = len(nets.notes)
-    methods = list(group.make(nets))
+    methods: list[Method | TableMethod] = [*group.make(nets)]
     say(f"seed {nets.config.training.seed}: measuring {name}")
     return GroupScores(
         ood=tuple(ood),
-        methods=tuple(_scored(methods, nets, ood)),
+        methods=tuple(_scored(methods, group.seconds(nets), nets, ood)),
         notes=tuple(nets.notes[before:]),
         covariance=covariance,
         fidelity=nets.fidelity if name == "mnn" else None,
@@ -254,12 +263,16 @@ def _measured(
 
 
 def _scored(
-    methods: Sequence[Method], nets: TrainedNetworks, ood: Mapping[str, Tensor]
+    methods: Sequence[Method | TableMethod],
+    seconds: float,
+    nets: TrainedNetworks,
+    ood: Mapping[str, Tensor],
 ) -> Iterator[MethodScores]:
     dataset = nets.dataset
     parts = {"test": dataset.x_test} | dict(ood)
     if nets.classify and dataset.is_image:
         # One attack for all methods of a group: what they predict comes from the same networks.
+        assert isinstance(methods[0], Method)  # models of tables see no images
         count, size = nets.settings.attacked, nets.settings.epsilon * _PIXELS
         x, y = dataset.x_test[:count].to(nets.device), dataset.y_test[:count].to(nets.device)
         attack = partial(fgsm, methods[0].logits, bounds=(0.0, _PIXELS), batch_size=BATCH)
@@ -267,12 +280,16 @@ def _scored(
     for method in methods:
         made = {name: method.predict(x) for name, x in parts.items()}
         test, attacked = made.pop("test"), made.pop("attacked", None)
-        rows = rows_of(test, dataset.y_test, made, attacked)
+        found = rows_of(test, dataset.y_test, made, attacked)
+        rows = {score: {**row, "fit_seconds": seconds} for score, row in found.items()}
         yield MethodScores(name=method.name, description=method.description, scores=rows)
 
 
-def _costs(path: Path, wanted: Mapping[str, Group], nets: TrainedNetworks, say: Say) -> Costs:
-    """Training and inference of each group over the plain network's, all measured in turns."""
+def _costs(path: Path, wanted: Groups, nets: TrainedNetworks, say: Say) -> Costs:
+    """Training and inference of each group over the plain network's, all measured in turns.
+
+    Of models of tables, what fitting took over what training the plain network did.
+    """
     kept = _kept(Costs, path)
     if kept and set(wanted) <= set(kept.training) and kept.covariance == nets.covariance:
         return kept
@@ -287,13 +304,15 @@ def _costs(path: Path, wanted: Mapping[str, Group], nets: TrainedNetworks, say: 
     passes["bare"] = partial(nets.network("plain"), batch)
     with torch.no_grad():
         inference = costs.fastest(passes, range(_ROUNDS))
-    kinds = {group.trains for group in wanted.values()} | {"plain"}
+    kinds = {group.trains for group in wanted.values() if isinstance(group, Group)} | {"plain"}
     steps = costs.fastest({kind: _step(kind, nets) for kind in sorted(kinds)}, range(_ROUNDS))
     return Costs(
         batch=len(batch),
         threads=torch.get_num_threads(),
         training={
             name: group.networks(nets) * steps[group.trains] / steps["plain"]
+            if isinstance(group, Group)
+            else group.seconds(nets) / nets.seconds("plain")
             for name, group in wanted.items()
         },
         inference={name: seconds / inference["bare"] for name, seconds in inference.items()},

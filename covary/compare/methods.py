@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from covary.uncertainty.calibration import fit_logits, fit_variance
 from covary.uncertainty.fitted import FEATURES
 
 BATCH = 128
+# Numbers of predictions that every method has, whatever its scores are.
+CLASSIFICATION = ("accuracy", "nll", "ece")
+REGRESSION = ("rmse", "log_likelihood", "crps", "coverage_90", "width_90", "spearman_error")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,12 +33,14 @@ class Prediction:
         probabilities: (n, K) of classes; classification alone.
         mean: (n, t) of targets; regression alone, as is the next.
         covariance: (n, t, t) of targets, on their own scale.
+        distributions: of each of the t targets, n rows; none where they are Gaussian.
     """
 
     scores: Mapping[str, Tensor]
     probabilities: Tensor | None = None
     mean: Tensor | None = None
     covariance: Tensor | None = None
+    distributions: tuple[metrics.Distribution, ...] = ()
 
     @property
     def score(self) -> Tensor:
@@ -51,10 +57,13 @@ class Prediction:
         """The predictions of several batches as one, on the CPU."""
         names = ("probabilities", "mean", "covariance")
         there = [name for name in names if getattr(parts[0], name) is not None]
-        return cls(
-            {name: torch.cat([p.scores[name].cpu() for p in parts]) for name in parts[0].scores},
-            **{name: torch.cat([getattr(p, name).cpu() for p in parts]) for name in there},
-        )
+        whole: dict[str, Any] = {
+            name: torch.cat([getattr(p, name).cpu() for p in parts]) for name in there
+        }
+        scores = {
+            name: torch.cat([p.scores[name].cpu() for p in parts]) for name in parts[0].scores
+        }
+        return cls(scores, **whole)
 
 
 Rule = Callable[[nn.Module, Tensor], Prediction]
@@ -70,7 +79,7 @@ class Method:
         module: the network or networks, raw inputs (B, ...) -> Moments (B, n), logits (B, K), or
             logits (M, B, K) of ``Members`` or ``DropoutSamples``; put into evaluation mode.
         rule: module and a batch -> prediction: ``by_mean``, ``by_expectation``, ``by_average``,
-            ``by_density`` or ``by_targets``.
+            ``by_points``, ``by_density`` or ``by_targets``.
     """
 
     name: str
@@ -123,7 +132,7 @@ def by_expectation(net: nn.Module, x: Tensor) -> Prediction:
     return Prediction({"expected_max": scores.expected_max(out)}, scores.expected_softmax(out))
 
 
-def by_average(draws: nn.Module, x: Tensor) -> Prediction:
+def by_average(draws: Callable[[Tensor], Tensor], x: Tensor) -> Prediction:
     """Classes by the average of the probabilities that several conventional networks give.
 
     Scores: ``max_probability``, one minus the largest average probability; and, of more than one
@@ -134,6 +143,14 @@ def by_average(draws: nn.Module, x: Tensor) -> Prediction:
     if len(each) > 1:
         found["mutual_information"] = _entropy(average) - _entropy(each).mean(0)
     return Prediction(found, average.exp())
+
+
+def by_points(net: Callable[[Tensor], Moments], x: Tensor) -> Prediction:
+    """Classes by the softmax averaged over points that stand for the Gaussian of the moments.
+
+    Scores are those of ``by_average``, with points in place of networks.
+    """
+    return by_average(lambda some: scores.points(net(some)), x)
 
 
 def by_density(net: nn.Module, x: Tensor, *, score: FittedScore) -> Prediction:
@@ -152,11 +169,52 @@ def by_targets(net: nn.Module, x: Tensor) -> Prediction:
     For one target that has the order of the standard deviation.
     """
     out: Moments = net(x)
-    variance = out.variance.double()
-    # A variance of 0 would be -inf, and no average of those is a number.
-    score = 0.5 * variance.clamp(min=torch.finfo(variance.dtype).tiny).log().sum(-1)
-    covariance = out.covariance_matrix.double()
+    score, covariance = _spread(out.variance.double()), out.covariance_matrix.double()
     return Prediction({"stddev": score}, mean=out.mean.double(), covariance=covariance)
+
+
+def _spread(variance: Tensor) -> Tensor:
+    """(n,) the logarithm of the standard deviations of t targets, (n, t), added up."""
+    # A variance of 0 would be -inf, and no average of those is a number.
+    return 0.5 * variance.clamp(min=torch.finfo(variance.dtype).tiny).log().sum(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class TableMethod:
+    """Models of a table, one for each target, as a way to predict.
+
+    Attributes:
+        name: what it is called in results.
+        description: what it does, in a sentence.
+        models: fitted ones of ``table_models``, for t targets, or one for classes.
+        classes: how many; 0 in regression.
+    """
+
+    name: str
+    description: str
+    models: Sequence[Any]
+    classes: int
+
+    def predict(self, x: Tensor) -> Prediction:
+        """Any number of inputs (n, d)."""
+        rows = x.cpu().double().numpy()
+        if self.classes:
+            chances = np.zeros((len(rows), self.classes))
+            known = self.models[0].probabilities(rows)
+            chances[:, : known.shape[1]] = known
+            found = torch.from_numpy(chances)
+            return Prediction({"max_probability": scores.doubt(found)}, found)
+        each = tuple(model.distribution(rows) for model in self.models)
+        mean = torch.from_numpy(np.stack([one.mean() for one in each], 1))
+        variance = torch.from_numpy(np.stack([one.std() for one in each], 1)).square()
+        return Prediction(
+            {"stddev": _spread(variance)},
+            mean=mean,
+            covariance=torch.diag_embed(variance),
+            distributions=each,
+        )
+
+    infer = predict  # a batch is nothing else to it
 
 
 class Calibrated(nn.Module):
@@ -201,7 +259,7 @@ def rows_of(
     if test.probabilities is not None:
         loss = _wrong(test, true)
         every = metrics.of_probabilities(test.probabilities.numpy(), true)
-        same = {key: every[key] for key in ("accuracy", "nll", "ece")}
+        same = {key: every[key] for key in CLASSIFICATION}
     else:
         assert test.mean is not None
         assert test.covariance is not None
@@ -209,8 +267,8 @@ def rows_of(
         loss = ((known[2] - known[0]) ** 2).mean(1)
         every = metrics.of_moments(*known)
         every["log_likelihood"] = float(metrics.gaussian_log_likelihood(*known).mean())
-        names = ("rmse", "log_likelihood", "coverage_95", "spearman_error")
-        same = {key: every[key] for key in names}
+        every |= metrics.of_distributions(test.distributions, known[2])
+        same = {key: every[key] for key in REGRESSION}
     rows = {}
     for name, values in test.scores.items():
         score, row = values.numpy(), dict(same)

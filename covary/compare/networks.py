@@ -8,9 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covary.convert import Converted, convert
 from covary.covariance import Diagonal
 from covary.moments import Moments
 from covary.nn.scales import Rescale, before_rescale
+from covary.tracking import track
 from covary.training.objectives import LEAST_VARIANCE
 
 
@@ -57,6 +59,21 @@ class DropoutSamples(nn.Module):
         finally:
             for layer, mode in zip(dropouts, before, strict=True):
                 layer.train(mode)
+
+
+def without_masks(net: nn.Module, x: Tensor) -> Converted:
+    """(B, ...) -> Moments of what a network gives under all dropout masks, of which none is drawn.
+
+    Args:
+        net: with ``nn.Dropout``, from the first of which on values vary; shared.
+        x: (n, ...) inputs to track variances with.
+    """
+    first = next((path for path, each in net.named_modules() if isinstance(each, nn.Dropout)), None)
+    if first is None:
+        raise ValueError("Dropout without masks needs a network with nn.Dropout; this has none.")
+    converted = convert(net, noise=0.0, dropout=True, start=first)
+    track(converted, x, progress=False)
+    return converted
 
 
 class MemberMoments(nn.Module):

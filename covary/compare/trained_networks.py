@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import nn
 from covary import data
 from covary.compare.comparison import CompareConfig
 from covary.compare.networks import with_variance_head
+from covary.compare.table_models import TABLE_MODELS
 from covary.covariance import class_name
 from covary.data import Dataset
 from covary.files import read_json, read_tensors, write_json
@@ -34,6 +36,7 @@ from covary.training import (
     fit,
 )
 from covary.training.checkpoint import load_weights
+from covary.training.log import read
 
 KINDS = ("plain", "dropout", "gaussian", "smsc")
 
@@ -68,6 +71,7 @@ class TrainedNetworks:
         self.fidelity: TrackedFidelity | None = None
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self._say, self._display = say, display
+        self._models: dict[str, tuple[list[Any], float]] = {}
         self.notes: list[str] = []
         held_out, rows = validation_rows(len(dataset.x), self.config)
         self.x, self.y = dataset.x[rows], dataset.y[rows]
@@ -119,6 +123,27 @@ class TrainedNetworks:
     def ensemble(self, kind: str) -> list[nn.Sequential]:
         """Trained networks of this kind and of several seeds."""
         return [self.network(kind, member) for member in range(self.settings.members)]
+
+    def seconds(self, kind: str, members: int = 1) -> float:
+        """How long so many networks of this kind, trained before, took to train."""
+        runs = [self.run] if kind == "mnn" else [Run(self.folder(kind, m)) for m in range(members)]
+        return sum(epoch.seconds for run in runs for epoch in read(run.metrics_path))
+
+    def table_models(self, name: str) -> tuple[list[Any], float]:
+        """Fitted models of a table, one for each target or one for classes; and in how long.
+
+        They see all training rows, also those that are held out from networks: what they hold out
+        is theirs to choose. Within a process they are fitted once.
+        """
+        if name not in self._models:
+            self._say(f"seed {self.config.training.seed}: fitting {name}")
+            fit_model = TABLE_MODELS[self.config.model.task][name].fit
+            x, y = self.dataset.x.double().numpy(), self.dataset.y.numpy()
+            began = time.perf_counter()
+            columns = [y] if self.classify else list(y.astype(np.float64).T)
+            models = [fit_model(x, column, self.config.training.seed) for column in columns]
+            self._models[name] = models, time.perf_counter() - began
+        return self._models[name]
 
     def folder(self, kind: str, member: int) -> Path:
         """Where a network is kept."""

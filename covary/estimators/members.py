@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +23,8 @@ from covary.training.replicas import ReplicaBatches, ReplicaLoss
 
 # Numbers in the covariances that are computed at a time: 128 MB in double precision.
 _NUMBERS_AT_A_TIME = 2**24
+# With as many batches, leaving out what does not fill another one costs little.
+_BATCHES_OF_ONE_SIZE = 10
 # A recipe of less weight is left out: it costs as much as the others and says little.
 _LEAST_WEIGHT = 0.1
 
@@ -212,11 +215,12 @@ def train(
         [architecture.objective(net) for net in nets],
         decays=[recipe.weight_decay for _ in seeds for recipe in recipes],
     )
-    rows = [fold.training for fold in folds for _ in range(members * len(recipes))]
     batches = ReplicaBatches(
         x,
         y,
-        torch.stack([torch.as_tensor(each) for each in rows]),
+        _rows_of_each(folds, members, config.batch_size, task.seed).repeat_interleave(
+            len(recipes), 0
+        ),
         config.batch_size,
         seeds=[seed for seed in seeds for _ in recipes],
         std=None if task.std is None else (task.std / standardize.scale).float(),
@@ -243,6 +247,19 @@ def train(
         {recipe: float(loss_of(mean, y)) for recipe, mean in zip(recipes, averages, strict=True)},
         history,
     )
+
+
+def _rows_of_each(folds: Sequence[Fold], members: int, batch: int, seed: int) -> Tensor:
+    """(folds * members, rows) what each member is trained on.
+
+    Those of its fold, but for a few that are left out, other ones for each member, so that all
+    batches have the same size: a step is recorded for each size.
+    """
+    rows = len(folds[0].training)
+    kept = rows - rows % batch if rows >= _BATCHES_OF_ONE_SIZE * batch else rows
+    random = np.random.default_rng(seed)
+    chosen = [random.permutation(fold.training)[:kept] for fold in folds for _ in range(members)]
+    return torch.as_tensor(np.stack(chosen))
 
 
 @torch.no_grad()

@@ -335,11 +335,9 @@ def _parts(every: Sequence[Scales], out: Outputs, var: Floats) -> dict[str, Floa
         noise.append(parts["emergent"] + parts["learned"])
         doubt.append(parts["spread"])
         errors.append(out.errors[:, column, column].clamp(min=0).numpy())
-    named = {
-        "noise of the data": noise,
-        "doubt of the model": doubt,
-        "errors of the inputs": errors,
-    }
+    named = {"noise of the data": noise, "doubt of the model": doubt}
+    if out.errors.any():
+        named["errors of the inputs"] = errors
     arrays = {name: np.stack(part, 1) for name, part in named.items()}
     total = sum(arrays.values())
     return {name: part / total * var for name, part in arrays.items()}

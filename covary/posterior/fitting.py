@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from covary.convert import Converted, convert
 from covary.inputs import Inputs, some
 from covary.models import left_alone
+from covary.moments import Moments
 from covary.nn import Lift
 from covary.posterior.curvature import bases, curvatures_of, run_of
 from covary.posterior.likelihood import Data, Task, inputs_of, log_likelihood_of, noise_of
@@ -21,6 +22,7 @@ from covary.posterior.prior import FACTORS, Found, by_held_out
 from covary.progress import Steps, shown
 from covary.sources import UncertainWeights
 from covary.tracking import track
+from covary.uncertainty import scores
 
 STRUCTURES = ("kronecker", "diagonal")
 LIKELIHOODS = ("classification", "regression")
@@ -41,6 +43,7 @@ def fit(
     likelihood: str | None = None,
     prior_precision: str | float = "marginal",
     held_out: Any = None,
+    probabilities: Callable[[Moments], Tensor] = scores.expected_softmax,
     total: int | None = None,
     noise_variance: float | Tensor | None = None,
     linearised: bool = True,
@@ -68,6 +71,8 @@ def fit(
         held_out: data that the network was not trained on, as ``data``. By their likelihood, a
             temperature is chosen that all variances of weights are multiplied by: layers are taken
             as independent, and so vary too much. In regression the noise comes from them, too.
+        probabilities: of classes, (B, K) of Moments (B, K), by whose likelihood held-out data
+            choose: those that you will take, such as ``scores.averaged_softmax``.
         total: how many training samples there are, if ``data`` are a part of them: a few thousand
             tell as much about the curvature, in less time.
         noise_variance: in regression, the variance of targets around outputs: a number, or one for
@@ -91,14 +96,12 @@ def fit(
     """
     _check_options(structure, likelihood, prior_precision, held_out)
     new = _fresh(net)
-    first = next(iter(Data(data, new)), None)
-    if first is None:
-        raise ValueError("A posterior needs training data, and got no batch of them.")
+    first = _first(Data(data, new))
     with shown(progress) as steps, left_alone(new.model):
         weights, fixed, axis = _chosen(new, first[0], layers, structure)
         how = likelihood or ("regression" if first[1].is_floating_point() else "classification")
         others = data if held_out is None else held_out
-        task = _task(new, Task(how, axis), noise_variance, others, steps)
+        task = _task(new, Task(how, axis, probabilities), noise_variance, others, steps)
         log_likelihood, count = log_likelihood_of(new, data, task, steps)
         if structure == "kronecker":
             weights = bases(new, data, task, weights, count, steps)
@@ -111,6 +114,12 @@ def fit(
     if fixed and layers == "all":
         warnings.warn(_FIXED.format(", ".join(fixed)), UserWarning, stacklevel=2)
     return new
+
+
+def _first(data: Data) -> tuple[Inputs, Tensor]:
+    for batch in data:
+        return batch
+    raise ValueError("A posterior needs training data, and got no batch of them.")
 
 
 def _checked_total(total: int, count: int) -> int:

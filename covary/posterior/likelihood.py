@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from covary.convert import Converted
 from covary.inputs import Inputs, arguments, batch_of, some
+from covary.moments import Moments
 from covary.progress import Steps
 
 # Samples in one backward pass.
@@ -85,11 +86,13 @@ class Task:
     Attributes:
         likelihood: classification or regression.
         axis: the dimension of the batch in what the model gives.
+        probabilities: (B, K) of classes, from the moments of their logits.
         noise: (*event) in regression, the variance of targets around outputs.
     """
 
     likelihood: str
     axis: int
+    probabilities: Callable[[Moments], Tensor]
     noise: Tensor | None = None
 
     def checked(self, out: Tensor, target: Tensor) -> Tensor:

@@ -22,7 +22,6 @@ from covary.posterior.likelihood import Data, Task, inputs_of
 from covary.progress import Steps
 from covary.sources import UncertainWeights
 from covary.tracking import track
-from covary.uncertainty import scores
 
 # Precisions of a prior are looked for between these.
 _PRECISIONS = 1e-8, 1e12
@@ -154,7 +153,7 @@ def by_held_out(
 def _held_out_losses(
     net: Converted, held_out: Any, task: Task, temperatures: Sequence[float]
 ) -> Tensor:
-    """(temperatures, n) negative log-likelihood of the expected softmax, or of the Gaussian."""
+    """(temperatures, n) negative log-likelihood of the probabilities, or of the Gaussian."""
     found = []
     classify = task.noise is None
     for (args, named), target in Data(held_out, net, _HELD_OUT):
@@ -167,7 +166,7 @@ def _held_out_losses(
         found.append(
             torch.stack(
                 [
-                    _losses(out.mean, rest + each * weights.sum(0), target, classify=classify)
+                    _losses(out.mean, rest + each * weights.sum(0), target, task)
                     for each in temperatures
                 ]
             )
@@ -177,10 +176,10 @@ def _held_out_losses(
     return torch.cat(found, 1)
 
 
-def _losses(mean: Tensor, cov: Tensor, target: Tensor, *, classify: bool) -> Tensor:
+def _losses(mean: Tensor, cov: Tensor, target: Tensor, task: Task) -> Tensor:
     """(B,) negative log-likelihood, of a covariance (B, K, K), or of variances (B, *event)."""
-    if classify:
-        p = scores.expected_softmax(Moments(mean, Full(cov))).double().clamp(min=1e-300)
+    if task.noise is None:
+        p = task.probabilities(Moments(mean, Full(cov))).double().clamp(min=1e-300)
         return F.nll_loss(p.log(), target, reduction="none")
     error = (target - mean).double().square().flatten(1)
     var = cov.double().flatten(1)

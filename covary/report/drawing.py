@@ -37,6 +37,7 @@ _VARIABLES = {INK: "currentColor", RULE: "var(--rule)", BLUE: "var(--blue)"}
 _VARIABLES |= {ORANGE: "var(--orange)", TEAL: "var(--teal)", PURPLE: "var(--purple)"}
 _VARIABLES |= {AMBER: "var(--amber)", SLATE: "var(--slate)", "#ffffff": "var(--page)"}
 COLOURS = (BLUE, ORANGE, TEAL, PURPLE, AMBER, SLATE)
+_MARKERS = "o^sDv"
 Look = tuple[str, str, str]  # colour, dash and marker
 TEST, WRONG = (BLUE, "-", "o"), (ORANGE, "--", "D")
 # Looks of out-of-distribution sets, in their order.
@@ -175,6 +176,11 @@ def _figure_of(axes: Axes) -> Figure:
 def legend_inside(axes: Axes, **options: Any) -> None:
     """A legend within the axes, framed, so that lines of the grid do not look like its own."""
     axes.legend(frameon=True, borderpad=0.3, **options)
+
+
+def look(number: int) -> tuple[str, str]:
+    """Colour and marker of one of up to 30 things; no two are alike."""
+    return COLOURS[number % len(COLOURS)], _MARKERS[number // len(COLOURS) % len(_MARKERS)]
 
 
 def swatch(label: str, colour: str, dash: str = "-", marker: str = "") -> Line2D:

@@ -14,7 +14,6 @@ from covary.runs.predictions import Array
 from covary.runs.results import FidelityResult, Representation
 
 TICKS = (-1.0, 0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 0.999, 0.9999, 1.0)  # of rank correlations
-_MARKERS = "o^sDv"
 
 
 def drawings(fidelity: FidelityResult) -> list[draw.Drawing]:
@@ -77,7 +76,7 @@ def cost(fidelity: FidelityResult) -> draw.Drawing:
     (axes,) = draw.canvas(4.2)
     ranked = _ranked(fidelity)
     names = list(dict.fromkeys(one.name for one, *_ in ranked))
-    looks = {name: _look(i) for i, name in enumerate(names)}
+    looks = {name: draw.look(i) for i, name in enumerate(names)}
     said = []
     for one, part, time, agreement in ranked:
         which = fidelity.parts.index(part)
@@ -101,12 +100,6 @@ def cost(fidelity: FidelityResult) -> draw.Drawing:
     left_out = [one.name for one in fidelity.representations if one.name not in names]
     facts: dict[str, Any] = {"fidelity": fidelity, "said": said, "left_out": left_out}
     return draw.drawn(axes, "fidelity-cost", handles=handles, **facts)
-
-
-def _look(number: int) -> tuple[str, str]:
-    """Colour and marker of one way among many; no two are alike."""
-    colours = len(draw.COLOURS)
-    return draw.COLOURS[number % colours], _MARKERS[number // colours % len(_MARKERS)]
 
 
 def _height(agreement: float) -> float:

@@ -16,6 +16,7 @@ from covary.report import figures, gallery, tables, words
 from covary.report.drawing import Drawing, inline_svg, save
 from covary.report.figures_attack import drawings as of_attacks
 from covary.report.figures_budget import drawings as of_budget
+from covary.report.figures_compare import drawings as of_comparison
 from covary.report.figures_fidelity import drawings as of_fidelity
 from covary.report.figures_verify import drawings as of_verification
 from covary.report.reading import Results
@@ -70,6 +71,8 @@ def drawings(results: Results, found: list[Curve]) -> dict[str, list[Drawing]]:
         sections["fidelity"] = of_fidelity(fidelity)
     if simulated is not None and results.is_current(simulated):
         sections["verification"] = of_verification(simulated)
+    if results.comparison is not None:
+        sections["comparison"] = of_comparison(results.comparison)
     if attacks is not None and results.is_current(attacks):
         sections["attacks"] = of_attacks(attacks)
     return sections

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from covary.compare import Comparison
+from covary.compare.comparing import RESULT
 from covary.runs import Run
 from covary.runs.predictions import Predictions as Part
 from covary.runs.results import Evaluation, Result, SpikingVerification, SteadyVerification
@@ -42,6 +44,17 @@ class Results:
     def simulated(self) -> SteadyVerification | SpikingVerification | None:
         """The verification, spiking or not; None if the network was not simulated."""
         return self.run.verification or self.run.spikes
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """That of the folder which the run is part of, ``seed-S/mnn``, if it is of this run."""
+        path, training = self.run.path.absolute().parent.parent / RESULT, self.run.config.training
+        if self.run.path.absolute().name != "mnn" or not path.exists():
+            return None
+        found = self.run.once("comparison", lambda: Comparison.read(path), path)
+        own = replace(found.config.training, seed=training.seed)
+        same = replace(found.config, training=own) == self.run.config
+        return found if same and training.seed in found.seeds else None
 
     @property
     def is_classification(self) -> bool:

@@ -8,6 +8,8 @@ from itertools import accumulate
 
 from markupsafe import Markup
 
+from covary.compare import Comparison
+from covary.compare.methods import CLASSIFICATION, REGRESSION
 from covary.report import words
 from covary.report.reading import Results
 from covary.runs.results import Attack, FidelityResult, SpikingVerification, SteadyVerification
@@ -150,6 +152,20 @@ def simulated(measured: SteadyVerification | SpikingVerification) -> Table:
             cells += [words.measured(each.variance_share) for each in in_time]
             rows.append(TableRow(layer.name, cells, "poor" if layer.poor else ""))
     return Table("Moments against a simulation", "Layer", columns, rows)
+
+
+def comparison(measured: Comparison) -> Table:
+    """Each method's predictions, and what it costs, on average over seeds."""
+    names = CLASSIFICATION if measured.task == "classification" else REGRESSION
+    names = (*names, "fit_seconds")
+    rows = []
+    for row in {row.method: row for row in reversed(measured.rows)}.values():
+        found = [(name, row.summary.get(name)) for name in names]
+        cells = [words.metric(name, None if one is None else one.mean) for name, one in found]
+        cells.append(words.amount(row.inference_cost))
+        rows.append(TableRow(row.method, cells, meaning=row.description))
+    columns = [*(METRICS[name].short for name in names), "inference"]
+    return Table("Beside other methods", "Method", columns, rows[::-1], meaning="What it is")
 
 
 def attacks(measured: Attack) -> Table:

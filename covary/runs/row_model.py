@@ -62,7 +62,7 @@ class Answers(NamedTuple):
     novelty: Tensor
 
 
-class _Seen(NamedTuple):
+class _Passed(NamedTuple):
     """What a network makes of n rows, on its own scale.
 
     Attributes:
@@ -89,7 +89,7 @@ class TargetHead(nn.Module):
         self.register_buffer("correlation", correlation)
 
     @classmethod
-    def fit(cls, seen: _Seen, y: Tensor) -> TargetHead:
+    def fit(cls, seen: _Passed, y: Tensor) -> TargetHead:
         """To standardised targets (n, t) of held-out rows."""
         found: list[FittedResiduals] = [
             fit_residuals(
@@ -103,7 +103,7 @@ class TargetHead(nn.Module):
         far = (levels - 0.5).abs().sort(0).values
         return cls([each.model for each in found], far, correlation_of(levels))
 
-    def forward(self, seen: _Seen, novelty: Tensor, rescale: Rescale) -> Answers:
+    def forward(self, seen: _Passed, novelty: Tensor, rescale: Rescale) -> Answers:
         """On the scale of the targets."""
         every = [model(_evidence(seen, column)) for column, model in enumerate(self.models)]
         near = distributions(every, self.correlation.numpy())
@@ -129,7 +129,7 @@ class ClassHead(nn.Module):
         self.register_buffer("variance", torch.zeros((), dtype=torch.float64))
 
     @classmethod
-    def fit(cls, seen: _Seen, y: Tensor, calibration: LogitCalibration) -> ClassHead:
+    def fit(cls, seen: _Passed, y: Tensor, calibration: LogitCalibration) -> ClassHead:
         """To labels (n,) of held-out rows."""
         found = cls(calibration, len(y))
         out = calibration(seen.out)
@@ -138,7 +138,7 @@ class ClassHead(nn.Module):
         found.strange = (1 - chance).sort().values
         return found
 
-    def forward(self, seen: _Seen, novelty: Tensor) -> Answers:
+    def forward(self, seen: _Passed, novelty: Tensor) -> Answers:
         """Logits are in doubt off the data, so that probabilities come closer to each other."""
         out = self.calibration(seen.out)
         logits = with_doubt(out.mean, out.covariance_matrix, novelty, self.variance)
@@ -219,7 +219,7 @@ def _kept(run: Run) -> RowModel | None:
 
 
 def _restored(run: Run, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> RowModel:
-    net = run.network(about["covariance"])
+    net, inputs = run.network(about["covariance"]), len(tensors["novelty.low"])
     head: TargetHead | ClassHead
     if run.classifies:
         temperature, scale, noise = json.loads(about["calibration"])
@@ -228,12 +228,11 @@ def _restored(run: Run, tensors: Mapping[str, Tensor], about: Mapping[str, str])
     else:
         models = []
         for i, family in enumerate(json.loads(about["families"])):
-            networks, features, _ = tensors[f"head.models.{i}.first"].shape
-            models.append(ResidualModel(family, networks, features - 3))
+            networks = len(tensors[f"head.models.{i}.first"])
+            models.append(ResidualModel(family, networks, inputs))
         parts = (torch.zeros_like(tensors[f"head.{name}"]) for name in ("far", "correlation"))
         head = TargetHead(models, *parts)
-    novelty = Novelty(len(tensors["novelty.low"]))
-    found = RowModel(net, novelty, head, *tensors["seen_error"].shape)
+    found = RowModel(net, Novelty(inputs), head, *tensors["seen_error"].shape)
     found.load_state_dict({**found.state_dict(), **tensors})
     return found.eval()
 
@@ -290,7 +289,7 @@ def _numbers(calibration: CalibrationNumbers | None) -> str:
     return json.dumps([calibration.temperature, calibration.scale, calibration.noise])
 
 
-def _evidence(seen: _Seen, column: int) -> Evidence:
+def _evidence(seen: _Passed, column: int) -> Evidence:
     """What is known of rows for one target; there is one network, so means have no spread."""
     emergent, total = (each.variance[:, column] for each in (seen.exact, seen.out))
     known = (total - emergent).clamp(min=0)
@@ -301,7 +300,7 @@ def _evidence(seen: _Seen, column: int) -> Evidence:
 
 
 @torch.no_grad()
-def _seen(net: nn.Sequential, x: Tensor | Moments) -> _Seen:
+def _seen(net: nn.Sequential, x: Tensor | Moments) -> _Passed:
     """What a network makes of a batch."""
     standardize, *inner = net
     if isinstance(inner[-1], Rescale):
@@ -309,10 +308,10 @@ def _seen(net: nn.Sequential, x: Tensor | Moments) -> _Seen:
     given = standardize(x)
     inputs, within = mean_of(given), nn.Sequential(*inner)
     exact = within(inputs)
-    return _Seen(inputs, exact if isinstance(given, Tensor) else within(given), exact)
+    return _Passed(inputs, exact if isinstance(given, Tensor) else within(given), exact)
 
 
-def _all_seen(net: nn.Sequential, x: Tensor | Moments) -> _Seen:
+def _all_seen(net: nn.Sequential, x: Tensor | Moments) -> _Passed:
     """The same of as many rows as there are."""
     inputs, out, exact = zip(*(_seen(net, some) for some in in_batches(x, BATCH)), strict=True)
-    return _Seen(torch.cat(inputs), gathered(out), gathered(exact))
+    return _Passed(torch.cat(inputs), gathered(out), gathered(exact))

@@ -21,7 +21,7 @@ CHUNK = 65536  # rows; a whole number of the predictor's batches
 
 
 @dataclass
-class Summary:
+class PredictedTable:
     """What came of a table.
 
     Attributes:
@@ -49,7 +49,7 @@ def predict_table(
     delimiter: str | None = None,
     chunk: int = CHUNK,
     progress: Callable[[int], None] | None = None,
-) -> Summary:
+) -> PredictedTable:
     """Write predictions for each row of a table, in its order.
 
     The file is there when all of it is written, and not before.
@@ -76,7 +76,7 @@ def predict_table(
         delimiter=delimiter,
     )  # fmt: skip
     form = format or (format_of(out) if isinstance(out, Path) else "csv")
-    summary, score = Summary(), _Score(predictor.schema)
+    summary, score = PredictedTable(), _Score(predictor.schema)
     with writing(out, form) as write:
         for some in chunks:
             found = predictor.of_chunk(some)

@@ -8,10 +8,10 @@ NaN among what is given is an error. Infinite scores are numbers like others for
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from statistics import NormalDist
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ Floats = NDArray[np.float64]
 # Probabilities of float32 may exceed 1 by its round-off.
 _ROUND_OFF = 1e-5
 _CORRELATION_ROUND_OFF = 1e-6
+_INTERVALS = (50, 90, 95)  # percent
 
 
 @dataclass(frozen=True)
@@ -308,6 +309,82 @@ def of_moments(mean: ArrayLike, covariance: ArrayLike, target: ArrayLike) -> dic
     return _every("moments", Predicted(np.asarray(mean), matrices, np.asarray(target)))
 
 
+class Distribution(Protocol):
+    """What is predicted of the targets of n rows, as ``scipy.stats.norm(mean, std)`` has it."""
+
+    def mean(self) -> Floats:
+        """(n,) of each row."""
+        ...
+
+    def std(self) -> Floats:
+        """(n,) of each row."""
+        ...
+
+    def logpdf(self, y: ArrayLike) -> Floats:
+        """(n,) log-density at y, (n,)."""
+        ...
+
+    def cdf(self, y: ArrayLike) -> Floats:
+        """(n,) probability of at most y, (n,)."""
+        ...
+
+    def ppf(self, q: ArrayLike) -> Floats:
+        """(n,) quantiles at one probability or at one for each row, (n,)."""
+        ...
+
+
+def of_distribution(distribution: Distribution, target: ArrayLike) -> dict[str, float]:
+    """The metrics of moments for n rows of any distribution and their targets (n,), by name.
+
+    Likelihood, CRPS and intervals are those of the distribution; intervals are central ones.
+    """
+    (true,) = _per_sample("of_distribution", target)
+    mean, stddev = distribution.mean(), distribution.std()
+    found = of_moments(mean[:, None], stddev[:, None, None] ** 2, true[:, None])
+    return found | of_distributions([distribution], true[:, None])
+
+
+def of_distributions(each: Sequence[Distribution], target: ArrayLike) -> dict[str, float]:
+    """Those of them that a mean and a variance do not decide, for t targets (n, t); none of none.
+
+    The targets are taken to be independent: log-likelihoods add up, the others are averaged.
+    """
+    if not each:
+        return {}
+    pairs = list(zip(each, np.asarray(target, dtype=np.float64).T, strict=True))
+    found = {
+        "log_likelihood": sum(_mean(one.logpdf(true)) for one, true in pairs),
+        "crps": _mean([crps(*pair) for pair in pairs]),
+    }
+    for percent in _INTERVALS:
+        level = percent / 100
+        ends = [(one.ppf(0.5 - level / 2), one.ppf(0.5 + level / 2), true) for one, true in pairs]
+        inside = [_mean((low <= true) & (true <= high)) for low, high, true in ends]
+        found[f"coverage_{percent}"] = _mean(inside)
+        if percent == 90:
+            found["width_90"] = _mean([_mean(high - low) for low, high, _ in ends])
+    return found
+
+
+def crps(distribution: Distribution, target: ArrayLike, *, nodes: int = 32) -> float:
+    """Average continuous ranked probability score of any distribution at targets (n,).
+
+    Twice the quantile loss, integrated over levels: by quadrature below the level of the target
+    and above it, as the integrand has a kink there.
+    """
+    (true,) = _per_sample("crps", target)
+    level = np.clip(distribution.cdf(true), 0, 1)
+    places, weights = np.polynomial.legendre.leggauss(nodes)
+    total = np.zeros_like(true)
+    for place, weight in zip((places + 1) / 2, weights / 2, strict=True):
+        below, above = level * place, 1 - (1 - level) * place
+        # A level whose part of the integral is empty may have an infinite quantile.
+        for chance, part in ((below, level * below), (above, (1 - level) * (1 - above))):
+            loss = np.abs(true - distribution.ppf(chance))
+            total += 2 * weight * np.where(part > 0, loss, 0) * part
+    return _mean(total)
+
+
 def _every(needs: str, *known: object) -> dict[str, float]:
     metrics = (metric for metric in METRICS.values() if metric.needs == needs)
     return {metric.name: metric.of(*known) for metric in metrics if metric.of}
@@ -412,7 +489,7 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in (
              lambda known, level=percent / 100: interval_coverage(known.error, known.stddev, level),
              short=f"{percent}% coverage", is_share=True,
              meaning=f"How many hold the truth. It should be {percent}%.")
-      for percent in (50, 90, 95)),
+      for percent in _INTERVALS),
     Metric("width_90", "Width of 90% intervals", "lower", "moments",
            lambda known: interval_width(known.stddev, 0.9),
            meaning="On average, on the scale of the target. Narrower is better if the coverage is "
@@ -421,6 +498,9 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in (
            _spearman, short="|error|, Spearman",
            meaning="Whether larger predicted standard deviations come with larger errors: 1 if "
                    "always, 0 if there is no relation."),
+    Metric("fit_seconds", "Seconds of fitting", "lower", short="fit, s",
+           meaning="How long a method's networks were trained, or its model was fitted and tuned, "
+                   "on this machine."),
 )}
 # fmt: on
 

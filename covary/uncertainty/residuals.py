@@ -4,7 +4,7 @@ The covariance that emerges within a network is one thing that an error bar is m
 are another: noise of the data, which differs from place to place. A ``ResidualModel`` takes both.
 In units of its targets' standard deviation, the squared scale of a prediction is
 
-    a * emergent + b * spread + exp(h(inputs, log emergent, log spread, mean))
+    a * emergent + b * spread + exp(h(inputs, mean, log emergent))
 
 with a network h; a, b and h have the highest likelihood of the residuals (docs/theory.md, eq. 49).
 """
@@ -35,7 +35,7 @@ _MOST_ROWS = 20_000  # that are looked at: more say little more
 _FEW_ROWS = 40  # fewer say nothing of places: h is a constant then
 _LEAST_ROWS = 10  # fewer say the size of errors, and nothing else
 _BATCH = 256
-_MOST_STEPS, _EVERY, _PATIENCE = 600, 10, 150
+_MOST_STEPS, _EVERY, _PATIENCE, _WARM_UP = 600, 10, 150, 30
 _LEARNING_RATE, _WEIGHT_DECAY = 1e-2, 0.1
 _LEAST_DF = 2.05
 # Members that differ by so much of the squared errors are thrown away by a share below this.
@@ -121,7 +121,7 @@ class ResidualModel(nn.Module):
 
     def __init__(self, family: str, networks: int, inputs: int) -> None:
         super().__init__()
-        features = inputs + 3
+        features = inputs + 2
         self.family, self.loss = family, math.nan
         for name in ("center", "width", "low", "high"):
             self.register_buffer(name, torch.zeros(features))
@@ -139,10 +139,13 @@ class ResidualModel(nn.Module):
         self.register_buffer("keep", torch.ones(networks, 1, len(PARTS)))
 
     def features(self, known: Evidence) -> Tensor:
-        """(n, f) inputs of h, within what was seen when it was fitted."""
+        """(n, f) inputs of h, within what was seen when it was fitted.
+
+        Not the spread: of held-out rows fewer networks give it than of new ones, so that it is the
+        same on average, but its logarithm is not.
+        """
         emergent = (known.emergent / self.levels[0] + 1e-3).log()
-        spread = (known.spread / self.levels[1] + 0.1).log()  # of few networks: rough if small
-        columns = [known.inputs, emergent[:, None], spread[:, None], known.mean[:, None]]
+        columns = [known.inputs, known.mean[:, None], emergent[:, None]]
         raw = torch.cat(columns, 1).to(self.center)
         return (torch.minimum(torch.maximum(raw, self.low), self.high) - self.center) / self.width
 
@@ -155,9 +158,9 @@ class ResidualModel(nn.Module):
         """The same from features (m, n, f) and variances (n,) or (m, n)."""
         emergent, spread, known = (each.to(self.levels) for each in (emergent, spread, known))
         keep = self.keep
-        # Without the emergent variance or the spread, h does not see them either.
-        ones = keep.new_ones(len(keep), 1, features.shape[-1] - 3)
-        features = features * torch.cat([ones, keep[..., :2], ones[..., :1]], -1)
+        # Without the emergent variance, h does not see it either.
+        ones = keep.new_ones(len(keep), 1, features.shape[-1] - 1)
+        features = features * torch.cat([ones, keep[..., :1]], -1)
         hidden = F.silu(torch.baddbmm(self.first_bias, features, self.first))
         hidden = F.silu(torch.baddbmm(self.second_bias, hidden, self.second))
         out = torch.baddbmm(self.last_bias, hidden * keep[..., 2:], self.last)
@@ -353,6 +356,8 @@ def _trained(
                 kept[name] = torch.where(chosen, value.detach(), kept[name])
             if (waited >= _PATIENCE).all():
                 break
+        for group_of in optimizer.param_groups:
+            group_of["lr"] = _LEARNING_RATE * min(1.0, (step + 1) / _WARM_UP)
         some = torch.randint(0, fewest, (len(rows), min(_BATCH, fewest)), generator=generator)
         some = rows.gather(1, some)
         found = model.scales(features[some], *(each[some] for each in variances))
@@ -365,7 +370,7 @@ def _trained(
 
 def _selected(model: ResidualModel, which: slice) -> ResidualModel:
     """The model with some of its networks."""
-    inputs = model.first.shape[1] - 3
+    inputs = model.first.shape[1] - 2
     chosen = ResidualModel(model.family, len(model.keep[which]), inputs)
     stacked = {"keep", *(name for name, _ in model.named_parameters())}
     state = {

@@ -109,7 +109,7 @@ def expected_softmax(
     smooth, so that parameters can be fitted through it, and the softmax of the mean where there is
     no covariance. For two classes it is off by at most 0.018. It is too flat where more of them
     have much variance: of 10 classes, single probabilities are off by up to 0.05, 0.15 and 0.3 at
-    standard deviations of 0.3, 1 and 3.
+    standard deviations of 0.3, 1 and 3 (``averaged_softmax`` is closer).
 
     ``samples`` are so many draws to average over instead, by ``generator``; here as in the scores
     below. Their error falls with the root of their number.
@@ -121,6 +121,27 @@ def expected_softmax(
     gap = logits[..., None, :] - logits[..., :, None]
     flatter = torch.sqrt(1 + math.pi / 8 * _variance_of_differences(moments))
     return torch.softmax(-(gap / flatter).logsumexp(-1), -1)
+
+
+def averaged_softmax(moments: Moments) -> Tensor:
+    """(B, n) probabilities of the classes: the softmax, averaged over ``points``.
+
+    Of 10 classes, single probabilities are off by up to 0.002, 0.01 and 0.03 at standard deviations
+    of 0.3, 1 and 3: a tenth of what the formula of ``expected_softmax`` is off by. It has no
+    gradient.
+    """
+    _logits(moments, "averaged_softmax")
+    return _average(some.softmax(-1) for some in _points(moments))
+
+
+def points(moments: Moments) -> Tensor:
+    """(128, B, n) logits at fixed points that stand for the Gaussian, in float64.
+
+    Scrambled Sobol points and their opposites, along the principal axes of the logits' differences.
+    """
+    _logits(moments, "points")
+    with torch.no_grad():
+        return torch.cat(list(_points(moments)))
 
 
 def expected_max(
@@ -154,8 +175,7 @@ def mutual_information(
     """(B,) of class and logits, in nats: doubt that knowing the logits would remove.
 
     The entropy of the averaged softmax minus the average entropy; never negative, at most log n.
-    Without samples, the average is over 128 fixed points (scrambled Sobol points and their
-    opposites, along the principal axes of the logits' differences). Of 10 classes, this and both
+    Without samples, the average is over 128 fixed ``points``. Of 10 classes, this and both
     entropies are off by 0.001 on average at standard deviations of 0.3, 0.006 at 1 and 0.02 at 3:
     about as much as by 1000 draws.
     """
@@ -397,10 +417,10 @@ def _points(moments: Moments) -> Iterator[Tensor]:
     values, axes = torch.linalg.eigh(torch.where(finite, centred, 0.0))
     root = (axes * values.clamp(min=0).sqrt()[..., None, :]).flip(-1)
     root = torch.where(finite, root, math.nan)
-    points = _sobol(mean.shape[-1]).to(mean.device)
+    standard = _sobol(mean.shape[-1]).to(mean.device)
     step = _at_a_time(moments)
-    for start in range(0, len(points), step):
-        yield mean + (root @ points[start : start + step].mT).movedim(-1, 0)
+    for start in range(0, len(standard), step):
+        yield mean + (root @ standard[start : start + step].mT).movedim(-1, 0)
 
 
 @lru_cache(maxsize=8)
