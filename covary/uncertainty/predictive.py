@@ -213,15 +213,22 @@ def _normal_cdf(x: Floats) -> Floats:
 def _unit_cdf(x: Floats, df: Floats) -> Floats:
     from scipy.special import ndtr, stdtr
 
-    finite = np.where(np.isinf(df), 3.0, df)
-    return cast(Floats, np.where(np.isinf(df), ndtr(x), stdtr(finite, x)))
+    return _by_kind(x, df, ndtr, stdtr)
 
 
 def _unit_ppf(level: Floats, df: Floats) -> Floats:
     from scipy.special import ndtri, stdtrit
 
-    finite = np.where(np.isinf(df), 3.0, df)
-    return cast(Floats, np.where(np.isinf(df), ndtri(level), stdtrit(finite, level)))
+    return _by_kind(level, df, ndtri, stdtrit)
+
+
+def _by_kind(x: Floats, df: Floats, normal: Any, student: Any) -> Floats:
+    """A function of normal distributions where ``df`` is infinite, and of Student's t elsewhere."""
+    is_normal = np.isinf(df)
+    if is_normal.all():  # Student's t takes ten times as long
+        return cast(Floats, normal(x))
+    found = student(np.where(is_normal, 3.0, df), x)
+    return cast(Floats, np.where(is_normal, normal(x), found) if is_normal.any() else found)
 
 
 def _unit_log_density(x: Floats, df: Floats) -> Floats:
