@@ -254,6 +254,18 @@ def test_what_is_kept_is_fitted_again_for_other_weights_and_calibrations(kinds, 
     assert torch.equal(row_model(runs.open(houses)).seen_uncertainty, first.seen_uncertainty)
 
 
+def test_few_rows_are_taken_at_a_time_where_layers_form_large_covariances(tmp_path):
+    run = trained(tmp_path, "kind", "--hidden", "1024")
+    assert row_model(runs.open(run)).batch == 4096
+    tracked = Predictor.load(run)(frame(30))
+    covary("calibrate", run, "--covariance", "full")
+    predictor = Predictor.load(run)
+    assert predictor.model.batch == 2**24 // 1024**2
+    np.testing.assert_allclose(
+        predictor(frame(30))["probability"], tracked["probability"], atol=0.1
+    )
+
+
 def test_a_damaged_file_of_a_predictor_is_named_with_a_remedy(houses):
     path = houses / "predictor.safetensors"
     row_model(runs.open(houses))

@@ -8,7 +8,7 @@ in the run's folder.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from covary.files import FileError, read_tensors, write_tensors
 from covary.inputs import in_batches
 from covary.models import with_covariance, with_noise
 from covary.moments import Moments, mean_of
-from covary.nn import Rescale
+from covary.nn import Linear, Rescale
 from covary.progress import Steps
 from covary.runs.directory import Run, RunError
 from covary.runs.results import CalibrationNumbers
@@ -41,7 +41,8 @@ from covary.uncertainty.residuals import (
     fit_residuals,
 )
 
-BATCH = 4096  # rows that are computed at a time
+# Rows that are computed at a time: so many, or as many as covariances of so many numbers are of.
+_BATCH, _NUMBERS = 4096, 2**24
 # Held-out rows that are looked at: more say little more. Fewer than the least say nothing.
 _MOST, _LEAST = 20_000, 10
 _REMEDY = "Remove it: covary predict fits it again."
@@ -129,13 +130,15 @@ class ClassHead(nn.Module):
         self.register_buffer("variance", torch.zeros((), dtype=torch.float64))
 
     @classmethod
-    def fit(cls, seen: _Passed, y: Tensor, calibration: LogitCalibration) -> ClassHead:
-        """To labels (n,) of held-out rows."""
-        found = cls(calibration, len(y))
-        out = calibration(seen.out)
-        found.variance = out.mean.double().var(0, correction=0).mean()
-        chance = scores.expected_softmax(out).double().gather(1, y[:, None])[:, 0]
-        found.strange = (1 - chance).sort().values
+    def fit(cls, seen: Iterable[_Passed], y: Tensor, calibration: LogitCalibration) -> ClassHead:
+        """To labels (n,) of held-out rows, which come in batches."""
+        found, means, chances = cls(calibration, len(y)), [], []
+        for some in seen:
+            out = calibration(some.out)
+            means.append(out.mean.double())
+            chances.append(scores.expected_softmax(out).double())
+        found.variance = torch.cat(means).var(0, correction=0).mean()
+        found.strange = (1 - torch.cat(chances).gather(1, y[:, None])[:, 0]).sort().values
         return found
 
     def forward(self, seen: _Passed, novelty: Tensor) -> Answers:
@@ -156,6 +159,7 @@ class RowModel(nn.Module):
         seen_novelty: (n,) of held-out rows, as the next two.
         seen_uncertainty: (n,)
         seen_error: (n, t) what targets are off by; or (n, 1), 1 where the class is wrong.
+        batch: rows that it takes at a time.
     """
 
     seen_novelty: Tensor
@@ -163,10 +167,15 @@ class RowModel(nn.Module):
     seen_error: Tensor
 
     def __init__(
-        self, net: nn.Sequential, novelty: Novelty, head: TargetHead | ClassHead, *shape: int
+        self,
+        net: nn.Sequential,
+        novelty: Novelty,
+        head: TargetHead | ClassHead,
+        batch: int,
+        *shape: int,
     ) -> None:
         super().__init__()
-        self.net, self.novelty, self.head = net, novelty, head
+        self.net, self.novelty, self.head, self.batch = net, novelty, head, batch
         for name in ("seen_novelty", "seen_uncertainty"):
             self.register_buffer(name, torch.zeros(shape[0], dtype=torch.float64))
         self.register_buffer("seen_error", torch.zeros(shape, dtype=torch.float64))
@@ -232,7 +241,8 @@ def _restored(run: Run, tensors: Mapping[str, Tensor], about: Mapping[str, str])
             models.append(ResidualModel(family, networks, inputs))
         parts = (torch.zeros_like(tensors[f"head.{name}"]) for name in ("far", "correlation"))
         head = TargetHead(models, *parts)
-    found = RowModel(net, Novelty(inputs), head, *tensors["seen_error"].shape)
+    batch = _rows_at_a_time(net, about["covariance"])
+    found = RowModel(net, Novelty(inputs), head, batch, *tensors["seen_error"].shape)
     found.load_state_dict({**found.state_dict(), **tensors})
     return found.eval()
 
@@ -252,19 +262,22 @@ def _fitted(run: Run, progress: Steps | None) -> RowModel:
     with quietly():
         how = chosen(run, net, known.covariance if known and known.weights == run.weights else None)
         net, about["covariance"] = with_covariance(net, how.covariance), how.covariance
+        batch = _rows_at_a_time(net, how.covariance)
         if run.classifies:
             found = known_or_fitted(run, net, how, progress=progress)
             about["calibration"] = _numbers(found.numbers())
             net = net if found.noise is None else with_noise(net, found.noise)
             assert isinstance(found.calibration, LogitCalibration)
-            head = ClassHead.fit(_all_seen(net, x), y, found.calibration)
+            head = ClassHead.fit(_batches(net, x, batch), y, found.calibration)
         else:
             rescale = net[-1]
             assert isinstance(rescale, Rescale)
-            head = TargetHead.fit(_all_seen(net, x), mean_of(rescale.undone(y.double())))
+            inputs, out, exact = zip(*_batches(net, x, batch), strict=True)
+            seen = _Passed(torch.cat(inputs), gathered(out), gathered(exact))
+            head = TargetHead.fit(seen, mean_of(rescale.undone(y.double())))
             about["families"] = json.dumps([str(model.family) for model in head.models])
         novelty = Novelty.fit(net[0](run.data.x[training]))
-        model = RowModel(net, novelty, head, len(y), 1 if run.classifies else y.shape[1])
+        model = RowModel(net, novelty, head, batch, len(y), 1 if run.classifies else y.shape[1])
         _look_back(model, x, y)
     write_tensors(run.predictor_path, model.fitted(), about)
     return model.eval().requires_grad_(False)
@@ -272,7 +285,7 @@ def _fitted(run: Run, progress: Steps | None) -> RowModel:
 
 def _look_back(model: RowModel, x: Tensor | Moments, y: Tensor) -> None:
     """Keep what the model says of held-out rows, and how wrong that is."""
-    answers = [model(some) for some in in_batches(x, BATCH)]
+    answers = [model(some) for some in in_batches(x, model.batch)]
     model.seen_novelty = torch.cat([each.novelty for each in answers])
     model.seen_uncertainty = torch.cat([each.uncertainty for each in answers])
     if isinstance(model.head, ClassHead):
@@ -311,7 +324,16 @@ def _seen(net: nn.Sequential, x: Tensor | Moments) -> _Passed:
     return _Passed(inputs, exact if isinstance(given, Tensor) else within(given), exact)
 
 
-def _all_seen(net: nn.Sequential, x: Tensor | Moments) -> _Passed:
-    """The same of as many rows as there are."""
-    inputs, out, exact = zip(*(_seen(net, some) for some in in_batches(x, BATCH)), strict=True)
-    return _Passed(torch.cat(inputs), gathered(out), gathered(exact))
+def _batches(net: nn.Sequential, x: Tensor | Moments, size: int) -> Iterator[_Passed]:
+    """The same of as many rows as there are, so many at a time."""
+    return (_seen(net, some) for some in in_batches(x, size))
+
+
+def _rows_at_a_time(net: nn.Module, covariance: str) -> int:
+    """How many rows fit into memory with the covariances that layers form."""
+    *hidden, outputs = (
+        layer.weight.shape[0] for layer in net.modules() if isinstance(layer, Linear)
+    )
+    name, _, exact = covariance.partition(":")
+    formed = hidden if name == "full" else [width for width in hidden if width <= int(exact or 0)]
+    return max(1, min(_BATCH, _NUMBERS // max([*formed, outputs]) ** 2))

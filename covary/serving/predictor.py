@@ -17,7 +17,7 @@ from covary.data import Chunk, Schema, read_rows
 from covary.inputs import in_batches
 from covary.moments import Moments
 from covary.progress import Steps
-from covary.runs.row_model import BATCH, Answers, ClassHead, RowModel, TargetHead, row_model
+from covary.runs.row_model import Answers, ClassHead, RowModel, TargetHead, row_model
 from covary.uncertainty.answering import (
     prediction_sets,
     threshold_of_coverage,
@@ -136,7 +136,7 @@ class Predictor:
         """The same for rows that are read already."""
         x = torch.from_numpy(chunk.x)
         given = x if chunk.std is None else Moments.of(x, std=torch.from_numpy(chunk.std))
-        batches = [self.model(some) for some in in_batches(given, BATCH)]
+        batches = [self.model(some) for some in in_batches(given, self.model.batch)]
         parts = [self._said(answers) for answers in batches]
         found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         uncertainty, novelty = (
