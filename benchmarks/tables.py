@@ -361,6 +361,23 @@ def tables_accuracy(quantity: str, digits: int) -> str:
     )
 
 
+def tables_far() -> str:
+    """How many times as large error bars are off the data, beside those of a Gaussian process."""
+    sets = load("tables_far")["sets"]
+    far = [key for key in next(iter(sets.values())) if key.isdigit()]
+    rows = [
+        [
+            name,
+            *(f"{found[key]['moment']:,.0f} / {found[key]['gp']:.1f}" for key in far),
+            f"{min(found[key]['known off the data'] for key in far):.0%}",
+            f"{found['known off the data, inside']:.1%}",
+        ]
+        for name, found in sets.items()
+    ]
+    heads = [f"{key} deviations off: ours / Gaussian process" for key in far]
+    return markdown(["set", *heads, "known to be off, at least", "inside"], rows)
+
+
 def attacks() -> str:
     """Accuracy against epsilon: FGSM on the whole test set, the others on fewer."""
     found = load("uncertainty")["heaviside"]
@@ -610,6 +627,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tables likelihood": lambda: tables_accuracy("log_likelihood", 3),
     "tables crps": lambda: tables_accuracy("crps", 3),
     "tables coverage": lambda: tables_accuracy("coverage_90", 3),
+    "tables far": tables_far,
     "tables rank": lambda: tables_accuracy("spearman_error", 2),
     "tables seconds": lambda: tables_accuracy("fit_seconds", 1),
     "predicting": predicting,

@@ -35,13 +35,14 @@ from torch import Tensor, nn
 import covary
 from benchmarks import results
 from covary import data
-from covary.estimators.data import Standardized, cross_validation
+from covary.estimators.data import cross_validation
 from covary.moments import Moments
 from covary.training import RegressionLoss, TrainingConfig, fit
 from covary.training.replicas import ReplicaLoss
 from covary.uncertainty.agreement import gathered
 from covary.uncertainty.calibration import combined, fit_variance
 from covary.uncertainty.metrics import interval_coverage
+from reproduction.experiments.uci_standardized import Standardized
 from reproduction.experiments.uci_training import Job, batches_of
 
 SETS = ("energy", "concrete", "yacht", "boston-housing")

@@ -24,14 +24,13 @@ def main() -> None:
         epochs=2 if arguments.quick else None,
         random_state=0,
     ).fit(x, y)
-    print("parts of the variance, and what they gain:", model.variance_parts_)
+    for name, part in model.variance_parts_.items():
+        print(f"{name}: {part.share:.0%} of the variance, worth {part.gain:.2f} nats a row")
 
     line = np.linspace(-6, 6, 601)[:, None]
     low, high = model.predict_interval(line, level=0.9)
     budget = model.budget(line)
-    figure, (above, below) = plt.subplots(
-        2, 1, figsize=(8, 5.6), sharex=True, height_ratios=(2, 1), layout="constrained"
-    )
+    figure, (above, below) = plt.subplots(2, 1, figsize=(8, 5.6), sharex=True, height_ratios=(2, 1))
     above.plot(x[:, 0], y, ".", color=GREY, markersize=2, label="measured")
     above.plot(line[:, 0], model.predict(line), color="black", label="prediction")
     above.fill_between(line[:, 0], low, high, color=BLUE, alpha=0.3, label="90% interval")

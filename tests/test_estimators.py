@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
@@ -409,3 +410,38 @@ def test_bad_data_are_refused(regressor):
 def test_spiking_neurons_are_refused():
     with pytest.raises(ValueError, match="spiking neurons"):
         MomentClassifier(activation="lif").fit(np.zeros((20, 2)), np.arange(20) % 2)
+
+
+def test_data_frames_with_categories_dates_and_missing_values():
+    random = np.random.default_rng(0)
+    n = 200
+    frame = pd.DataFrame(
+        {
+            "city": random.choice(["Bern", "Rome", "Oslo"], n),
+            "size": random.uniform(20, 200, n),
+            "new": random.random(n) < 0.5,
+            "sold": pd.Timestamp("2024-01-01") + pd.to_timedelta(random.integers(0, 700, n), "D"),
+        }
+    )
+    price = frame["size"] * (1 + (frame["city"] == "Oslo")) + 50 * frame["new"]
+    frame.loc[:20, "size"] = np.nan
+    with pytest.raises(ValueError, match=r"missing in 'size' \(21\).*missing='indicator'"):
+        MomentRegressor(**SMALL).fit(frame, price)
+    model = MomentRegressor(**SMALL, missing="indicator").fit(frame, price)
+    assert model.n_features_in_ == 4
+    assert list(model.feature_names_in_) == list(frame.columns)
+    assert model.score(frame.loc[50:], price[50:]) > 0.8
+    turned = frame[["sold", "new", "size", "city"]]
+    np.testing.assert_array_equal(model.predict(turned), model.predict(frame))
+    other = frame.loc[50:52].assign(city=["Bern", "Paris", "Rome"])
+    np.testing.assert_array_equal(model.novelty(other) >= 1, [False, True, False])
+    _, std = model.predict(other, return_std=True)
+    assert std[1] > price.std()
+    with pytest.raises(ValueError, match=r"lacks 'city'.*it has 'town'"):
+        model.predict(frame.rename(columns={"city": "town"}))
+    with pytest.raises(ValueError, match="X_std are errors of numbers"):
+        model.predict(frame, X_std=np.zeros(4))
+    with pytest.raises(ValueError, match="missing must be one of error, indicator"):
+        MomentRegressor(**SMALL, missing="mean").fit(frame, price)
+    kept = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(kept.predict(frame), model.predict(frame))

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,15 @@ from torch import Tensor, nn
 from covary import activations
 from covary.activations import MomentActivation
 from covary.estimators.data import checked_errors, cross_validation
-from covary.estimators.members import Architecture, Ensemble, Recipe, Task, Trained, train
+from covary.estimators.frames import Frame, is_needed
+from covary.estimators.members import (
+    Architecture,
+    Ensemble,
+    Recipe,
+    TrainedMembers,
+    TrainingTable,
+    train,
+)
 from covary.moments import Moments
 from covary.training import Display, TrainingConfig, terminal_or_lines
 from covary.training.objectives import measured
@@ -90,13 +98,14 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         epochs: int | None = None,
         batch_size: int | None = None,
         lr: float = 1e-2,
+        missing: str = "error",
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
         self.effort, self.hidden, self.activation, self.noise = effort, hidden, activation, noise
         self.weight_decay, self.covariance = weight_decay, covariance
         self.folds, self.members, self.epochs = folds, members, epochs
-        self.batch_size, self.lr = batch_size, lr
+        self.batch_size, self.lr, self.missing = batch_size, lr, missing
         self.random_state, self.verbose = random_state, verbose
 
     _objective: Callable[[nn.Module], nn.Module]  # the loss of a network of standardised data
@@ -108,15 +117,15 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _train(
         self, x: Tensor, y: Tensor, X_std: ArrayLike | None, outputs: int, strata: Any = None
-    ) -> tuple[Trained, Task]:
+    ) -> tuple[TrainedMembers, TrainingTable]:
         """Train all networks on inputs (n, d) and labels or targets."""
         effort = self._checked_effort()
         self._scale = x.std(0, correction=0)
-        std = checked_errors(X_std, x, self._scale, getattr(self, "feature_names_in_", None))
+        std = self._errors(x, X_std)
         random = check_random_state(self.random_state)
         seed, split_seed = (int(number) for number in random.randint(2**31 - 1, size=2))
         folds = cross_validation(len(x), min(effort.folds, len(x)), split_seed, strata)
-        task = Task(x, y, std, outputs, seed)
+        task = TrainingTable(x, y, std, outputs, seed)
         noises = self._several("noise", self.noise)
         trained = train(
             task,
@@ -194,23 +203,51 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"{name} must be a number >= 0, or several, got {given!r}.")
         return tuple(sorted({float(value) for value in values}))
 
+    def _validated(self, X: ArrayLike, y: ArrayLike, **checks: Any) -> tuple[Floats, NDArray[Any]]:
+        """Inputs (n, d) as numbers, and targets; remembers the columns."""
+        self._frame = Frame.fit(X, missing=self.missing) if is_needed(X, self.missing) else None
+        numbers = X if self._frame is None else self._frame(X)
+        x, target = validate_data(
+            self, numbers, y, dtype=np.float64, ensure_min_samples=2, **checks
+        )
+        if self._frame is not None:  # the columns of the table, not what was made of them
+            validate_data(self, X, skip_check_array=True)
+        return x, target
+
     def _inputs(self, X: ArrayLike) -> Tensor:
         """(n, d) checked."""
         check_is_fitted(self)
+        if self._frame is not None:
+            return torch.tensor(self._frame(X))
         return torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
 
     def _with_errors(self, x: Tensor, X_std: ArrayLike | None) -> Tensor | Moments:
-        names = getattr(self, "feature_names_in_", None)
-        return measured(x, checked_errors(X_std, x, self._scale, names))
+        return measured(x, self._errors(x, X_std))
+
+    def _errors(self, x: Tensor, X_std: ArrayLike | None) -> Tensor | None:
+        """(n, d) standard deviations of the errors of inputs; None without any."""
+        if X_std is not None and self._frame is not None:
+            raise ValueError(
+                "X_std are errors of numbers, and X has categories, dates or missing values. "
+                "Encode these first (ColumnTransformer), with errors of 0 in their columns."
+            )
+        return checked_errors(X_std, x, self._scale, getattr(self, "feature_names_in_", None))
 
     def novelty(self, X: ArrayLike) -> Floats:
         """(n,) how far inputs are outside of the training data, in standard deviations of a column.
 
         0 is inside: within the range of every column, and no stranger as a combination of columns
-        than the strangest training row (``covary.uncertainty.novelty``).
+        than the strangest training row (``covary.uncertainty.novelty``). It is 1 at least where a
+        category was not seen in training, or a value is missing that never was.
         """
-        found: Floats = self.novelty_(self.network_.standardize(self._inputs(X))).numpy()
-        return found
+        return cast(Floats, self._novelty(X, self._inputs(X)).numpy())
+
+    def _novelty(self, X: ArrayLike, x: Tensor) -> Tensor:
+        """The same of rows X that are the numbers x (n, d)."""
+        found: Tensor = self.novelty_(self.network_.standardize(x))
+        if self._frame is None:
+            return found
+        return torch.maximum(found, torch.tensor(self._frame.unusual(X)).to(found))
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "novelty_")

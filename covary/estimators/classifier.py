@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from covary.estimators.base import Floats, MomentEstimator
@@ -71,7 +70,7 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
         units. With ``covariance="shared"`` they are averaged over a mini-batch in training; choose
         ``"full"`` where rows differ much.
         """
-        x, target = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        x, target = self._validated(X, y)
         check_classification_targets(target)
         self.classes_, labels = np.unique(target, return_inverse=True)
         if len(self.classes_) < 2:
@@ -114,9 +113,7 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
         """Mean and covariance (n, classes) of the calibrated logits, in double precision."""
         x = self._inputs(X)
         found = self.network_.outputs(self._with_errors(x, X_std))
-        out: Moments = self.calibration_(
-            self._logits(found, self.novelty_(self.network_.standardize(x)))
-        )
+        out: Moments = self.calibration_(self._logits(found, self._novelty(X, x)))
         return out
 
     def predict(self, X: ArrayLike, *, X_std: ArrayLike | None = None) -> NDArray[Any]:

@@ -1,19 +1,15 @@
-"""Which rows to train on and which to hold out, and data on the scale of a network."""
+"""Which rows to train on and which to hold out; errors of inputs."""
 
 from __future__ import annotations
 
 import warnings
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.model_selection import train_test_split
-from torch import Tensor, nn
-
-from covary.nn import Rescale, Standardize
+from torch import Tensor
 
 Rows = NDArray[np.int64]
 
@@ -23,15 +19,6 @@ class Fold(NamedTuple):
 
     training: Rows
     held_out: Rows
-
-
-def one_part(n: int, size: int, seed: int, strata: NDArray[Any] | None) -> Fold:
-    """So many of n rows held out; of each class the same share, where there are enough."""
-    if strata is not None:
-        members = np.bincount(strata)
-        if members.min() < 2 or min(size, n - size) < len(members):
-            strata = None
-    return Fold(*train_test_split(np.arange(n), test_size=size, random_state=seed, stratify=strata))
 
 
 def cross_validation(n: int, folds: int, seed: int, strata: NDArray[Any] | None) -> list[Fold]:
@@ -100,31 +87,3 @@ def checked_errors(
             stacklevel=4,
         )
     return std
-
-
-class Standardized:
-    """Raw data (n, d) and targets (n, t), or labels (n,), on the scale of a network.
-
-    Attributes:
-        x, y: the data on this scale, float32 (labels stay as they are).
-        std: standard deviations of the errors of ``x``, None if they have none.
-        standardize: the layer that leads there.
-        back: the layers that lead back, one for targets and none for labels.
-    """
-
-    def __init__(self, x: Tensor, y: Tensor, std: Tensor | None = None) -> None:
-        self.standardize = Standardize.of(x)
-        self.std = None if std is None else (std / self.standardize.scale).float()
-        self.back = [Rescale.of(y)] if y.is_floating_point() else []
-        self.x, self.y = self.standardize(x), self.targets(y)
-
-    def around(self, net: nn.Module) -> OrderedDict[str, nn.Module]:
-        """The layers of a network from raw data to raw targets, by name."""
-        layers = {"standardize": self.standardize, **dict(net.named_children())}
-        return OrderedDict(layers | dict(zip(["rescale"], self.back, strict=False)))
-
-    def targets(self, y: Tensor) -> Tensor:
-        """Targets on the scale of the network; labels as they are."""
-        for rescale in self.back:
-            y = ((y - rescale.shift) / rescale.scale).float()
-        return y

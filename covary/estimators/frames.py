@@ -92,6 +92,16 @@ class Frame:
         return values
 
 
+def is_needed(X: Any, missing: str) -> bool:
+    """Whether an array, or a data frame of numbers, is not all that X is."""
+    if missing != "error" or not _is_frame(X):
+        return missing != "error"
+    import pandas as pd
+
+    is_number = pd.api.types.is_numeric_dtype
+    return any(not is_number(dtype) or pd.api.types.is_bool_dtype(dtype) for dtype in X.dtypes)
+
+
 def _is_frame(X: Any) -> bool:
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(X, pandas.DataFrame)

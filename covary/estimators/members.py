@@ -37,7 +37,7 @@ class Recipe(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class TrainingTable:
     """What is to be learnt.
 
     Attributes:
@@ -166,8 +166,8 @@ class Ensemble(nn.Module):
         return Outputs(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
-class Trained(NamedTuple):
-    """Trained members, and what they say of rows that they have not seen.
+class TrainedMembers(NamedTuple):
+    """TrainedMembers members, and what they say of rows that they have not seen.
 
     Attributes:
         ensemble: all members.
@@ -185,7 +185,7 @@ class Trained(NamedTuple):
 
 
 def train(
-    task: Task,
+    task: TrainingTable,
     architecture: Architecture,
     folds: Sequence[Fold],
     recipes: Sequence[Recipe],
@@ -194,7 +194,7 @@ def train(
     config: TrainingConfig,
     loss_of: Callable[[Tensor, Tensor], Tensor],
     display: Display | None = None,
-) -> Trained:
+) -> TrainedMembers:
     """Networks of all recipes, ``members`` for each fold, that are trained without its rows.
 
     Recipes are weighted so that the loss of held-out rows, ``loss_of`` the mean (n, t) and targets
@@ -240,7 +240,7 @@ def train(
         without = _unseen(replace(task, std=None), standardize, folds, table)
         held_out = _outputs(mixed, matrix, *(torch.tensordot(weights, e, 1) for e in without))
     chosen = [Member([row[c] for c in kept], weights[kept]) for row in table]
-    return Trained(
+    return TrainedMembers(
         Ensemble(standardize, chosen, rescale),
         held_out,
         {recipes[c]: float(weights[c]) for c in kept},
@@ -264,7 +264,7 @@ def _rows_of_each(folds: Sequence[Fold], members: int, batch: int, seed: int) ->
 
 @torch.no_grad()
 def _unseen(
-    task: Task,
+    task: TrainingTable,
     standardize: Standardize,
     folds: Sequence[Fold],
     table: Sequence[Sequence[nn.Module]],

@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from covary.activations import MomentActivation
 from covary.budget import Budget
 from covary.covariance import Full
 from covary.estimators.base import Floats, MomentEstimator
-from covary.estimators.members import Outputs, Task, Trained
+from covary.estimators.members import Outputs, TrainedMembers, TrainingTable
 from covary.moments import Moments
 from covary.training import RegressionLoss
 from covary.uncertainty.predictive import Predictive
@@ -79,6 +78,9 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         epochs: passes over the training data.
         batch_size: samples in a step.
         lr: learning rate of AdamW, at its highest: it goes up for 30% of the steps, then down to 0.
+        missing: ``"error"``, or ``"indicator"``: missing values are filled with the average of
+            their column (categories with none), and marked in a column of their own. Data frames
+            may have categories, texts, truth values and dates (``covary.estimators.frames``).
         random_state: decides initial weights, the order of samples and the folds.
         verbose: show progress.
 
@@ -118,13 +120,15 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         epochs: int | None = None,
         batch_size: int | None = None,
         lr: float = 1e-2,
+        missing: str = "error",
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
         super().__init__(
             effort, hidden=hidden, activation=activation, noise=noise, weight_decay=weight_decay,
             covariance=covariance, folds=folds, members=members, epochs=epochs,
-            batch_size=batch_size, lr=lr, random_state=random_state, verbose=verbose,
+            batch_size=batch_size, lr=lr, missing=missing, random_state=random_state,
+            verbose=verbose,
         )  # fmt: skip
         self.variance, self.distribution = variance, distribution
 
@@ -153,16 +157,14 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
                 f"distribution must be auto or one of {', '.join(FAMILIES)}, got "
                 f"{self.distribution!r}."
             )
-        x, target = validate_data(
-            self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2
-        )
+        x, target = self._validated(X, y, multi_output=True, y_numeric=True)
         self._one_dimensional = target.ndim == 1
         columns = torch.tensor(target.reshape(len(x), -1), dtype=torch.float64)
         trained, task = self._train(torch.tensor(x), columns, X_std, columns.shape[1])
         self._fit_residuals(trained, task)
         return self
 
-    def _fit_residuals(self, trained: Trained, task: Task) -> None:
+    def _fit_residuals(self, trained: TrainedMembers, task: TrainingTable) -> None:
         """Fit the distribution of each target to residuals of rows that networks have not seen."""
         rescale = self.network_.rescale
         assert rescale is not None
@@ -227,7 +229,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         ]
         near = distributions(every, self._correlation)
         # Off the data, a target may be as far from what networks say as it varies over the data.
-        doubt = self.novelty_(inputs).square().numpy()[:, None]
+        doubt = self._novelty(X, x).square().numpy()[:, None]
         unit = rescale.scale.numpy()
         mean = (rescale.shift + rescale.scale * out.mean).numpy()
         centred = near.placed(mean, unit, doubt, is_one_target=self._one_dimensional)

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from covary.estimators.data import Standardized
 from covary.models import mlp
 from covary.moments import Moments
 from covary.training import RegressionLoss, TensorBatches, TrainingConfig, fit
 from reproduction import store
 from reproduction.experiment import Measured, Part
+from reproduction.experiments.uci_standardized import Standardized
 from reproduction.experiments.uci_training import (
     EnsembleCalibration,
     EnsemblePrediction,

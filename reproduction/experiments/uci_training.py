@@ -12,18 +12,21 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
+from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 from covary import activations, data
 from covary.covariance import Full
-from covary.estimators.data import Fold, Standardized, cross_validation, one_part
+from covary.estimators.data import Fold, cross_validation
 from covary.models import mlp, noise_of, with_covariance
 from covary.moments import Moments
 from covary.nn import Linear
 from covary.training import TrainingConfig, fit
 from covary.training.replicas import ReplicaBatches
 from covary.uncertainty.agreement import gathered
+from reproduction.experiments.uci_standardized import Standardized
 
 # Networks are trained so many at once that a layer of all has this many numbers: with more they
 # fall out of the cache, with less a step is all overhead. And never more than so many networks.
@@ -288,7 +291,9 @@ class Split:
 
     def validation(self, share: float, seed: int) -> Fold:
         """A share of the training part held out."""
-        return one_part(len(self.x), round(share * len(self.x)), seed, None)
+        held_out = round(share * len(self.x))
+        rows = np.arange(len(self.x))
+        return Fold(*train_test_split(rows, test_size=held_out, random_state=seed))
 
     def folds(self, count: int, seed: int) -> list[Fold]:
         """Every sample of the training part held out once."""

@@ -9,11 +9,11 @@ import torch
 from scipy import optimize, stats
 
 import covary
-from covary.estimators.data import Standardized
 from covary.moments import Moments
 from covary.training import RegressionLoss, TensorBatches, TrainingConfig, fit
 from reproduction.experiment import Part
 from reproduction.experiments import uci, uci_measures, uci_training
+from reproduction.experiments.uci_standardized import Standardized
 from reproduction.published import uci as published
 from reproduction.workshop import Workshop
 
