@@ -590,6 +590,30 @@ def all_metrics() -> str:
     )
 
 
+def predicting() -> str:
+    return markdown(
+        [
+            "task",
+            "written as",
+            "rows",
+            "rows per second",
+            "MB at most",
+            "of them before the first row",
+        ],
+        [
+            [
+                row["task"],
+                row["format"],
+                f"{row['rows']:,}",
+                f"{round(row['rows per second'], -3):,.0f}",
+                f"{row['peak MB']:.0f}",
+                f"{row['idle MB']:.0f}",
+            ]
+            for row in load("predicting")
+        ],
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "scores": all_scores,
     "metrics": all_metrics,
@@ -628,6 +652,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tables speed": tables_speed,
     "tables rank": lambda: tables_accuracy("spearman_error", 2),
     "tables seconds": lambda: tables_accuracy("fit_seconds", 1),
+    "predicting": predicting,
     "training": training,
     "replicas": replicas,
     "speed": speed,

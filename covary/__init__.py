@@ -13,6 +13,7 @@ from covary.settings import check_values, supervise_covariance
 from covary.varying import ConversionError
 
 if _TYPE_CHECKING:
+    from covary.serving import Predictor
     from covary.stochastic.verification import verify
     from covary.tracking import track
 
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ConversionError",
     "Moments",
+    "Predictor",
     "activations",
     "check_values",
     "convert",
@@ -41,13 +43,17 @@ __all__ = [
 ]
 
 # Imported when they are first used: `import covary` takes hardly longer than `import torch`.
-_FUNCTIONS = {"track": "covary.tracking", "verify": "covary.stochastic.verification"}
+_LATE = {
+    "Predictor": "covary.serving",
+    "track": "covary.tracking",
+    "verify": "covary.stochastic.verification",
+}
 _ROOMS = {"attacks", "data", "posterior", "stochastic", "testing", "training", "uncertainty"}
 
 
 def __getattr__(name: str) -> _Any:
     if name in _ROOMS:
         return _import_module(f"covary.{name}")  # which makes it an attribute, too
-    if name not in _FUNCTIONS:
+    if name not in _LATE:
         raise AttributeError(f"module 'covary' has no attribute {name!r}")
-    return getattr(_import_module(_FUNCTIONS[name]), name)
+    return getattr(_import_module(_LATE[name]), name)

@@ -8,9 +8,10 @@ import math
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from torch import Tensor
@@ -22,13 +23,20 @@ class FileError(ValueError):
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file in one step: whoever looks, at any moment, sees the old or the new one."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of ``path`` when all went well, in one step."""
     # Of this process alone: another may be writing the same file.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with unfinished.open("wb") as file:
-                file.write(content)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(path)
@@ -40,7 +48,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        if error.errno is None:
+        if error.errno is None or error.filename not in (None, str(unfinished)):
             raise
         # "No space left on device" alone does not say where.
         raise type(error)(error.errno, error.strerror, str(path)) from error

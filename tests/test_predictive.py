@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import integrate, stats
@@ -86,12 +88,18 @@ def test_draws_have_the_moments_of_the_distribution():
     assert np.corrcoef(scores[:, 0].T)[0, 1] == pytest.approx(0.6, abs=0.05)
 
 
-def test_widened_keeps_the_mean_and_scales_the_deviation():
-    found = mixture(n=6)
-    factor = RANDOM.uniform(1, 5, (6, 1))
-    wide = found.widened(factor)
-    np.testing.assert_allclose(wide.mean(), found.mean())
-    np.testing.assert_allclose(wide.std(), found.std() * factor[:, 0])
+def test_distributions_are_placed_around_means_with_doubt_added_to_their_variance():
+    found = mixture(n=6, t=2)
+    centred = replace(found, locations=found.locations - found.mean()[..., None])
+    mean, unit, doubt = RANDOM.standard_normal((6, 2)), np.array([2.0, 5.0]), np.full((6, 1), 3.0)
+    placed = centred.placed(mean, unit, doubt, is_one_target=False)
+    np.testing.assert_allclose(placed.mean(), mean)
+    np.testing.assert_allclose(placed.var(), unit**2 * (found.var() + doubt))
+    far = np.sort(RANDOM.uniform(0, 0.5, (9, 2)), 0)
+    low, high = placed.conformal_interval(0.5, far)
+    np.testing.assert_allclose(placed.cdf(high), np.broadcast_to(0.5 + far[4], (6, 2)), atol=1e-9)
+    np.testing.assert_allclose(placed.cdf(low), np.broadcast_to(0.5 - far[4], (6, 2)), atol=1e-9)
+    assert np.isinf(placed.conformal_interval(0.95, far)).all()
 
 
 def test_what_distributions_refuse():

@@ -14,6 +14,7 @@ from covary.cli.compare import compare
 from covary.cli.data import fetch_data, list_data
 from covary.cli.export import export
 from covary.cli.look import calibrate, evaluate, report
+from covary.cli.predict import predict
 from covary.cli.probe import attack, fidelity, verify
 from covary.cli.train import train
 from covary.runs import Run, RunError
@@ -78,7 +79,9 @@ def demo(
         command(out, debug=debug)
 
 
-for each in (train, evaluate, calibrate, fidelity, verify, compare, attack, report, export, demo):
+for each in (
+    train, evaluate, predict, calibrate, fidelity, verify, compare, attack, report, export, demo
+):  # fmt: skip
     app.command()(each)
 app.add_typer(data, name="data")
 data.command("list")(list_data)

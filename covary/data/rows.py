@@ -52,7 +52,7 @@ class Chunk:
 
 
 def read_rows(
-    source: str | os.PathLike[str] | BinaryIO,
+    source: str | os.PathLike[str] | BinaryIO | Mapping[str, Any],
     schema: Schema,
     *,
     chunk: int = 65536,
@@ -69,7 +69,7 @@ def read_rows(
 
     Args:
         source: a file, as ``read_table`` takes it; or a stream of bytes such as
-            ``sys.stdin.buffer``, gzipped or not.
+            ``sys.stdin.buffer``, gzipped or not; or columns in memory, arrays ``(n,)`` by name.
         schema: of the earlier table.
         chunk: rows in a chunk; the last one may have fewer.
         format: ``"csv"`` (also tsv), ``"jsonl"`` or ``"parquet"``. Of a file it is found out, of a

@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from itertools import islice
@@ -354,13 +354,57 @@ class ParquetTable:
         return f"row {row + 1}"
 
 
-TableFile = CsvTable | JsonTable | ParquetTable
+class ArrayTable:
+    """Columns in memory: arrays ``(n,)`` by name."""
+
+    is_ragged = False
+    label = "the table"
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        self._arrays = {str(name): _array(name, values) for name, values in columns.items()}
+        self.columns = list(self._arrays)
+        lengths = {name: len(array) for name, array in self._arrays.items()}
+        if len(set(lengths.values())) > 1:
+            told = shortened(f"{name!r} has {count}" for name, count in lengths.items())
+            raise DataError(f"Columns of one table have as many values each, but {told}.")
+        if not lengths:
+            raise DataError(f"{self.label} is empty.")
+
+    def blocks(self, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """The wanted columns as pyarrow arrays, all rows in one block."""
+        yield {name: self._arrays[name] for name in wanted}
+
+    def place(self, row: int) -> str:
+        """Where a row stands, counted from 0, for messages: ``"row 7"``."""
+        return f"row {row + 1}"
+
+
+def _array(name: str, values: Any) -> Any:
+    """Values of a column in memory, or of a data frame, as a pyarrow array; NaN is missing."""
+    import pyarrow as pa
+
+    if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+        raise DataError(f"Column {name!r} is {values!r:.60}, expected an array of values (n,).")
+    if getattr(values, "ndim", 1) != 1:
+        raise DataError(f"Column {name!r} has shape {values.shape}, expected (n,).")
+    try:
+        found = pa.array(values, from_pandas=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        found = _json_array(list(values))
+    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+
+
+TableFile = CsvTable | JsonTable | ParquetTable | ArrayTable
 
 
 def open_table(
-    where: Path | BinaryIO, *, form: str = "", encoding: str, delimiter: str | None
+    where: Path | BinaryIO | Mapping[str, Any],
+    *,
+    form: str = "",
+    encoding: str,
+    delimiter: str | None,
 ) -> TableFile:
-    """A table in a file or, if its format is said (csv or jsonl), in a stream of bytes.
+    """A table in a file, in memory or, if its format is said (csv or jsonl), in a stream of bytes.
 
     That a file is a parquet file is told by its first bytes, or, as JSON lines, by its name; all
     others are csv.
@@ -371,6 +415,8 @@ def open_table(
     pyarrow.enable_signal_handlers(False)
     if form not in ("", *FORMATS):
         raise DataError(f"The format must be one of {', '.join(FORMATS)}, got {form!r}.")
+    if isinstance(where, Mapping):
+        return ArrayTable(where)
     if isinstance(where, Path):
         found = _format_of(where)
         form = form or found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -14,12 +13,12 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
-from covary.covariance import Full
 from covary.estimators.base import Floats, MomentEstimator
 from covary.estimators.members import Outputs
 from covary.moments import Moments
 from covary.training import ClassificationLoss
 from covary.uncertainty import metrics, scores
+from covary.uncertainty.answering import prediction_sets, threshold_of_risk, with_doubt
 from covary.uncertainty.calibration import fit_logits
 
 # What ``uncertainty`` may be, by name: higher is less sure.
@@ -107,11 +106,8 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
 
     def _logits(self, found: Outputs, novelty: Tensor) -> Moments:
         """Moments of logits, with doubt that grows with the distance from the data."""
-        doubt = (novelty.square() * self._logit_variance).to(found.mean)
         matrix = found.emergent + found.errors + found.spread
-        return Moments(
-            found.mean, Full(matrix + torch.diag_embed(doubt[:, None].expand_as(found.mean)))
-        )
+        return with_doubt(found.mean, matrix, novelty, self._logit_variance)
 
     def moments(self, X: ArrayLike, *, X_std: ArrayLike | None = None) -> Moments:
         """Mean and covariance (n, classes) of the calibrated logits, in double precision."""
@@ -142,15 +138,7 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
         Cross-conformal: a class belongs to the set if held-out rows of as low a probability for
         their own class are more than a share 1 - level. The most probable class always does.
         """
-        if not 0 < level < 1:
-            raise ValueError(f"The level of prediction sets is between 0 and 1, got {level}.")
-        probability = self.predict_proba(X, X_std=X_std)
-        n = len(self._strange)
-        place = math.ceil((n + 1) * level)
-        most = self._strange[place - 1] if place <= n else 1.0
-        found: NDArray[np.bool_] = 1 - probability <= most
-        found[np.arange(len(found)), probability.argmax(-1)] = True
-        return found
+        return prediction_sets(self.predict_proba(X, X_std=X_std), self._strange, level)
 
     def uncertainty(self, X: ArrayLike, *, X_std: ArrayLike | None = None) -> Floats:
         """(n,) higher is less sure: the score ``score_``, which held-out rows chose."""
@@ -162,13 +150,7 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
         As held-out rows have it: as many of them as possible are below, and at most this share of
         those is wrong. Minus infinity where no threshold keeps the risk.
         """
-        if not 0 < risk < 1:
-            raise ValueError(f"A risk is a share of errors between 0 and 1, got {risk}.")
-        values, wrong = self._held_out
-        order = np.argsort(values, kind="stable")
-        shares = np.cumsum(wrong[order]) / np.arange(1, len(order) + 1)
-        kept = np.flatnonzero(shares <= risk)
-        return float(values[order[kept[-1]]]) if len(kept) else -math.inf
+        return threshold_of_risk(*self._held_out, risk)
 
     def decide(
         self, X: ArrayLike, costs: ArrayLike, *, ask: float, X_std: ArrayLike | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
@@ -27,6 +26,8 @@ from covary.uncertainty.residuals import (
     Evidence,
     FittedResiduals,
     Scales,
+    correlation_of,
+    distributions,
     fit_residuals,
 )
 
@@ -181,11 +182,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         ]
         levels = torch.stack([each.levels for each in self._residuals], 1)
         self._far = np.sort((levels - 0.5).abs().numpy(), 0)  # (n, t)
-        scores = torch.special.ndtri(levels.clamp(1e-6, 1 - 1e-6))
-        # As if t samples without correlation had been seen, too.
-        matrix = (scores.mT @ scores + t * torch.eye(t)) / (len(scores) + t)
-        size = matrix.diagonal().sqrt()
-        self._correlation: Floats = (matrix / (size[:, None] * size)).numpy()
+        self._correlation: Floats = correlation_of(levels).numpy()
         self.distribution_ = [each.model.family for each in self._residuals]
         units = rescale.scale.log().tolist()
         self.held_out_loss_ = float(
@@ -230,21 +227,13 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
             each.model(_evidence(inputs, out, column))
             for column, each in enumerate(self._residuals)
         ]
-        joined = [_components(found) for found in every]
-        weights, shifts, scales = (np.stack(part, 1) for part in zip(*joined, strict=True))
-        df = np.array([float(found.df.mean()) for found in every])
-        near = Predictive(weights, shifts, scales, df, self._correlation, False)
+        near = distributions(every, self._correlation)
         # Off the data, a target may be as far from what networks say as it varies over the data.
         doubt = self._novelty(X, x).square().numpy()[:, None]
-        var = near._var()
         unit = rescale.scale.numpy()
         mean = (rescale.shift + rescale.scale * out.mean).numpy()
-        wide = near.widened(unit * np.sqrt(1 + doubt / var))
-        centred = Predictive(
-            wide.weights, mean[..., None] + wide.locations, wide.scales, df, self._correlation,
-            self._one_dimensional,
-        )  # fmt: skip
-        parts = _parts(every, out, var)
+        centred = near.placed(mean, unit, doubt, is_one_target=self._one_dimensional)
+        parts = _parts(every, out, near.var())
         parts["doubt of the model"] = parts["doubt of the model"] + doubt
         return centred, {name: part * unit**2 for name, part in parts.items()}
 
@@ -303,19 +292,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         found = self.predict_distribution(X, X_std=X_std)
         if not conformal:
             return found.interval(level)
-        if not 0 < level < 1:
-            raise ValueError(f"The level of an interval is between 0 and 1, got {level}.")
-        n = len(self._far)
-        place = math.ceil((n + 1) * level)
-        far = self._far[place - 1] if place <= n else np.full(self._far.shape[1], 0.5)
-        inside = np.minimum(far, 0.5 - 1e-9)
-        shape = (len(found.weights), len(far))
-        infinite = np.where(far >= 0.5, np.inf, 0.0)
-        ends = [
-            found._out(found._ppf(np.broadcast_to(0.5 + sign * inside, shape)) + sign * infinite)
-            for sign in (-1, 1)
-        ]
-        return ends[0], ends[1]
+        return found.conformal_interval(level, self._far)
 
     def uncertainty(self, X: ArrayLike, *, X_std: ArrayLike | None = None) -> Floats:
         """(n,) higher is less sure: the standard deviation; of several targets, of all together.
@@ -350,17 +327,6 @@ def _evidence(inputs: Tensor, found: Outputs, column: int) -> Evidence:
         each[:, column, column] for each in (found.emergent, found.spread, found.errors)
     )
     return Evidence(inputs, found.exact[:, column], emergent, spread, errors.clamp(min=0))
-
-
-def _components(found: Scales) -> tuple[Floats, Floats, Floats]:
-    """Weights, shifts and scales (n, m k) of the components of all networks."""
-    m, n, k = found.squared.shape
-    every = (found.logits.exp() / m, found.shifts, found.squared.sqrt())
-    weights, shifts, scales = (
-        each.expand(m, n, k).transpose(0, 1).reshape(n, m * k).double().numpy() for each in every
-    )
-    weights = weights / weights.sum(-1, keepdims=True)
-    return weights, shifts - (weights * shifts).sum(-1, keepdims=True), scales  # but for round-off
 
 
 def _parts(every: Sequence[Scales], out: Outputs, var: Floats) -> dict[str, Floats]:

@@ -54,6 +54,7 @@ _FILES = (
     "evaluation.json",
     "predictions.npz",
     *HELD_OUT,
+    "predictor.safetensors",
     *(name + suffix for name in _MEASURED for suffix in (".json", ".npz")),
     "report.html",
 )
@@ -111,6 +112,7 @@ class Run:
         self.model_path = self.path / "model.safetensors"  # of a finished training
         self.checkpoint_path = self.path / "checkpoint.safetensors"  # all that --resume needs
         self.metrics_path = self.path / "metrics.jsonl"  # a row per epoch
+        self.predictor_path = self.path / "predictor.safetensors"  # fitted for covary predict
         self.evaluation_path = self.path / "evaluation.json"
         self.predictions_path = self.path / "predictions.npz"  # of every sample
         self.fidelity_path = self.path / "fidelity.json"

@@ -11,8 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
-# Halvings of an interval in which a quantile is looked for: 2^-60 of it is round-off.
-_HALVINGS = 60
+# Steps to a quantile at most, as many as halvings of an interval would take; mostly a handful.
+_STEPS = 60
+_NEAR, _ROUND_OFF = (
+    1e-12,
+    4e-16,
+)  # a step of so many scales, or of so much of the value, is the last
 # How far from 0 and 1 probabilities stay before they become normal scores.
 _LEAST_PROBABILITY = 1e-12
 
@@ -110,14 +114,39 @@ class Predictive:
         draws = self._ppf(level)
         return draws[..., 0] if self.is_one_target else draws
 
-    def widened(self, factor: Floats) -> Predictive:
-        """The same with deviations from the mean (n, t) times so much."""
-        mean = (self.weights * self.locations).sum(-1, keepdims=True)
-        locations = mean + factor[..., None] * (self.locations - mean)
-        scales = factor[..., None] * self.scales
-        return Predictive(
-            self.weights, locations, scales, self.df, self.correlation, self.is_one_target
+    def placed(
+        self, mean: Floats, unit: Floats, doubt: Floats, *, is_one_target: bool
+    ) -> Predictive:
+        """Distributions around 0 as such around means (n, t), in units (t,), as much wider.
+
+        ``doubt`` (n, 1) is added to variances, in squared units: the shape stays as it is.
+        """
+        factor = (unit * np.sqrt(1 + doubt / self._var()))[..., None]
+        locations = mean[..., None] + factor * self.locations
+        scales = factor * self.scales
+        return Predictive(self.weights, locations, scales, self.df, self.correlation, is_one_target)
+
+    def conformal_interval(self, level: float, far: Floats) -> tuple[Floats, Floats]:
+        """Ends of the intervals that would have held this share of held-out rows.
+
+        Args:
+            level: the share.
+            far: (rows, t) how far the level of each held-out row was from 1/2, in order. Of few
+                rows the ends may be infinite.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"The level of an interval is between 0 and 1, got {level}.")
+        n, t = far.shape
+        place = math.ceil((n + 1) * level)
+        most = far[place - 1] if place <= n else np.full(t, 0.5)
+        inside = np.minimum(most, 0.5 - 1e-9)
+        infinite = np.where(most >= 0.5, np.inf, 0.0)
+        shape = (len(self.weights), t)
+        low, high = (
+            self._out(self._ppf(np.broadcast_to(0.5 + sign * inside, shape)) + sign * infinite)
+            for sign in (-1, 1)
         )
+        return low, high
 
     def _var(self) -> Floats:
         mean = (self.weights * self.locations).sum(-1, keepdims=True)
@@ -144,11 +173,19 @@ class Predictive:
         each = self.locations + self.scales * unit
         # The quantile of a mixture lies between the least and the largest of its components.
         low, high = each.min(-1), each.max(-1)
-        for _ in range(_HALVINGS if each.shape[-1] > 1 else 0):
+        found = (low + high) / 2
+        for _ in range(_STEPS if each.shape[-1] > 1 else 0):
+            # Newton's step, or where that leaves the interval, its middle.
+            above = self._cdf(found) - level
+            low, high = np.where(above < 0, found, low), np.where(above < 0, high, found)
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                step = found - above / np.exp(self._log_density(found))
             middle = (low + high) / 2
-            is_below = self._cdf(middle) < level
-            low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
-        return cast(Floats, (low + high) / 2)
+            better = np.where((step >= low) & (step <= high), step, middle)
+            moved, found = np.abs(better - found), better
+            if (moved <= _NEAR * self.scales.min(-1) + _ROUND_OFF * np.abs(found)).all():
+                break
+        return cast(Floats, found)
 
     def _in(self, values: ArrayLike) -> Floats:
         """A number, (n,) or (n, t) as (n, t)."""
@@ -176,15 +213,22 @@ def _normal_cdf(x: Floats) -> Floats:
 def _unit_cdf(x: Floats, df: Floats) -> Floats:
     from scipy.special import ndtr, stdtr
 
-    finite = np.where(np.isinf(df), 3.0, df)
-    return cast(Floats, np.where(np.isinf(df), ndtr(x), stdtr(finite, x)))
+    return _by_kind(x, df, ndtr, stdtr)
 
 
 def _unit_ppf(level: Floats, df: Floats) -> Floats:
     from scipy.special import ndtri, stdtrit
 
-    finite = np.where(np.isinf(df), 3.0, df)
-    return cast(Floats, np.where(np.isinf(df), ndtri(level), stdtrit(finite, level)))
+    return _by_kind(level, df, ndtri, stdtrit)
+
+
+def _by_kind(x: Floats, df: Floats, normal: Any, student: Any) -> Floats:
+    """A function of normal distributions where ``df`` is infinite, and of Student's t elsewhere."""
+    is_normal = np.isinf(df)
+    if is_normal.all():  # Student's t takes ten times as long
+        return cast(Floats, normal(x))
+    found = student(np.where(is_normal, 3.0, df), x)
+    return cast(Floats, np.where(is_normal, normal(x), found) if is_normal.any() else found)
 
 
 def _unit_log_density(x: Floats, df: Floats) -> Floats:

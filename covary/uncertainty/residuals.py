@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covary.uncertainty.predictive import Floats, Predictive
+
 # What a residual may be distributed as: with one scale, with heavy tails, with several modes.
 FAMILIES = ("normal", "student", "mixture")
 # The parts of a squared scale.
@@ -255,6 +257,36 @@ def fit_residuals(
     total = torch.stack(list(found_parts.values())).sum(0)
     shares = {name: float((part / total).mean()) for name, part in found_parts.items()}
     return FittedResiduals(kept, held_out, losses, dict(zip(names, without, strict=True)), shares)
+
+
+def distributions(every: Sequence[Scales], correlation: np.ndarray) -> Predictive:
+    """Of residuals of t targets, whose normal scores have this correlation (t, t)."""
+    joined = [_components(found) for found in every]
+    weights, shifts, scales = (np.stack(part, 1) for part in zip(*joined, strict=True))
+    df = np.array([float(found.df.mean()) for found in every])
+    return Predictive(weights, shifts, scales, df, correlation, False)
+
+
+def _components(found: Scales) -> tuple[Floats, Floats, Floats]:
+    """Weights, shifts and scales (n, m k) of the components of all networks."""
+    m, n, k = found.squared.shape
+    every = (found.logits.exp() / m, found.shifts, found.squared.sqrt())
+    weights, shifts, scales = (
+        each.expand(m, n, k).transpose(0, 1).reshape(n, m * k).double().numpy() for each in every
+    )
+    weights = weights / weights.sum(-1, keepdims=True)
+    return weights, shifts - (weights * shifts).sum(-1, keepdims=True), scales  # but for round-off
+
+
+def correlation_of(levels: Tensor) -> Tensor:
+    """(t, t) of the normal scores of levels (n, t)."""
+    scores = torch.special.ndtri(levels.clamp(1e-6, 1 - 1e-6))
+    n, t = scores.shape
+    # As if t samples without correlation had been seen, too.
+    matrix = (scores.mT @ scores + t * torch.eye(t)) / (n + t)
+    size = matrix.diagonal().sqrt()
+    found: Tensor = matrix / (size[:, None] * size)
+    return found
 
 
 def _prepared(family: str, networks: int, known: Evidence, residual: Tensor) -> ResidualModel:

@@ -1,0 +1,180 @@
+"""``covary predict``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from covary import runs
+from covary.cli import common
+from covary.cli.common import DataDir, Debug, Json, RunPath, quoted, reported, say
+from covary.serving import PredictedTable, Predictor, predict_table
+from covary.serving.predictor import COVERAGE
+from covary.serving.writing import FORMATS
+
+_KEEP = ("all", "none")
+
+
+Table = Annotated[
+    str,
+    typer.Argument(
+        metavar="TABLE",
+        help="New rows: a .csv, .tsv, .jsonl or .parquet file, or - for standard input.",
+    ),
+]
+Out = Annotated[
+    str, typer.Option("--out", "-o", help="File of the predictions, or - for standard output.")
+]
+Level = Annotated[
+    float,
+    typer.Option(
+        "--level", min=0, max=1, help="Share of targets in intervals, or of labels in sets."
+    ),
+]
+Conformal = Annotated[bool, typer.Option("--conformal", help="Correct intervals by held-out rows.")]
+Risk = Annotated[
+    float | None,
+    typer.Option(
+        "--risk",
+        min=0,
+        max=1,
+        help="Answer as many rows as possible with at most this share of errors (classification).",
+    ),
+]
+Coverage = Annotated[
+    float | None,
+    typer.Option(
+        "--coverage",
+        min=0,
+        max=1,
+        help="Answer this share of rows, the surest ones.",
+        show_default=str(COVERAGE),
+    ),
+]
+Keep = Annotated[
+    str,
+    typer.Option(
+        "--keep", help="Columns of TABLE to write too: all, none, or names with commas between."
+    ),
+]
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        help=f"Of the predictions: {', '.join(FORMATS)}.",
+        show_default="by the name, csv for -",
+    ),
+]
+InputFormat = Annotated[
+    str, typer.Option("--input-format", help="Of TABLE.", show_default="found out, csv for -")
+]
+Encoding = Annotated[str, typer.Option("--encoding", help="Of TABLE, if it is csv or JSON lines.")]
+Delimiter = Annotated[
+    str | None,
+    typer.Option("--delimiter", help="Of TABLE, if it is csv.", show_default="found out"),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if there is one.")]
+
+
+@reported
+def predict(
+    run: RunPath,
+    table: Table,
+    out: Out = "predictions.csv",
+    level: Level = 0.9,
+    conformal: Conformal = False,
+    risk: Risk = None,
+    coverage: Coverage = None,
+    keep: Keep = "all",
+    form: Format = "",
+    input_format: InputFormat = "",
+    encoding: Encoding = "utf-8",
+    delimiter: Delimiter = None,
+    overwrite: Overwrite = False,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Predict new rows of a table, with how sure each prediction is, and when to ask someone.
+
+    Regression: prediction, std, low, high. Classification: prediction, probability, set (of labels,
+    with | between them), uncertainty. Both: novelty (the distance from the training data in
+    standard deviations of a column, 0 inside), flag (answer, or ask someone) and reason.
+
+    Rows off the data, and rows with what training did not have (an unseen category, a missing
+    value), are always to be asked. The rest is answered by --coverage or --risk, as chosen on rows
+    that training did not see; what that promises is printed. If TABLE has the target, predictions
+    are compared with it.
+
+    Rows are read in chunks, so TABLE may be larger than memory.
+
+    Examples:
+
+    - `covary predict runs/houses new.csv --out predictions.csv`
+    - `covary predict runs/houses new.parquet --out predictions.parquet --keep id --conformal`
+    - `covary predict runs/patients new.csv --risk 0.05`
+    - `cat new.csv | covary predict runs/houses - --out - --keep none`
+    """
+    if as_json and out == "-":
+        raise typer.BadParameter("--json and --out - both write to standard output: choose one.")
+    if not runs.open(run).predictor_path.exists():
+        say("Fitting to rows that training did not see, once.")
+    predictor = Predictor.load(
+        run, level=level, conformal=conformal, risk=risk, coverage=coverage, data_dir=data_dir,
+        progress=common.progress,
+    )  # fmt: skip
+    with _rows_shown() as progress:
+        found = predict_table(
+            predictor,
+            sys.stdin.buffer if table == "-" else table,
+            sys.stdout.buffer if out == "-" else Path(out),
+            keep=keep if keep in _KEEP else [name.strip() for name in keep.split(",")],
+            format=form,
+            overwrite=overwrite,
+            source_format=input_format or ("csv" if table == "-" else ""),
+            encoding=encoding,
+            delimiter=delimiter,
+            progress=progress,
+        )
+    if as_json:
+        common.show_json({**asdict(found), "promise": predictor.promise})
+        return
+    _show(found, predictor)
+    if out != "-":
+        say(f"Written to {quoted(Path(out))}.")
+
+
+def _show(found: PredictedTable, predictor: Predictor) -> None:
+    say(f"{found.rows:,} rows, {found.answered / found.rows:.1%} to answer, the rest to ask about.")
+    say(f"The flag: {predictor.promise}")
+    for name, scores in found.scores.items():
+        told = ", ".join(
+            f"{key} {value:.1%}" if key.startswith(("wrong", "in ")) else f"{key} {value:.4g}"
+            for key, value in scores.items()
+            if key != "rows"
+        )
+        say(f"Against the target, {name} rows ({scores['rows']:,}): {told}.")
+
+
+@contextmanager
+def _rows_shown() -> Iterator[Callable[[int], None]]:
+    """Shows on a terminal how many rows are done, and how many in a second."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.completed:,.0f} rows"),
+        TextColumn("{task.speed:,.0f} rows/s"),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=common.voice, transient=True, disable=not common.voice.is_terminal
+    ) as bar:
+        rows = bar.add_task("")
+        yield lambda count: bar.advance(rows, count)

@@ -1,0 +1,339 @@
+"""What a run of a table says of new rows, and how sure it is: fitted to rows it was not trained on.
+
+A ``RowModel`` is a run's network with what held-out rows have shown: how large its errors are and
+where, and how far from the training data a row is. It is fitted when it is first needed, and kept
+in the run's folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from covary.files import FileError, read_tensors, write_tensors
+from covary.inputs import in_batches
+from covary.models import with_covariance, with_noise
+from covary.moments import Moments, mean_of
+from covary.nn import Linear, Rescale
+from covary.progress import Steps
+from covary.runs.directory import Run, RunError
+from covary.runs.results import CalibrationNumbers
+from covary.runs.samples import validation_rows
+from covary.runs.tracking import chosen, quietly
+from covary.runs.uncertainty import known_or_fitted
+from covary.uncertainty import scores
+from covary.uncertainty.agreement import gathered
+from covary.uncertainty.answering import with_doubt
+from covary.uncertainty.calibration import LogitCalibration
+from covary.uncertainty.novelty import Novelty
+from covary.uncertainty.predictive import Floats, Predictive
+from covary.uncertainty.residuals import (
+    Evidence,
+    FittedResiduals,
+    ResidualModel,
+    correlation_of,
+    distributions,
+    fit_residuals,
+)
+
+# Rows that are computed at a time: so many, or as many as covariances of so many numbers are of.
+_BATCH, _NUMBERS = 4096, 2**24
+# Held-out rows that are looked at: more say little more. Fewer than the least say nothing.
+_MOST, _LEAST = 20_000, 10
+_REMEDY = "Remove it: covary predict fits it again."
+
+
+class Answers(NamedTuple):
+    """What is said of n rows.
+
+    Attributes:
+        said: their distributions, or probabilities (n, k) of the classes.
+        uncertainty: (n,) higher is less sure. Of a distribution its standard deviation, of several
+            targets the geometric mean; of classes the probability that the predicted one is wrong.
+        novelty: (n,) distance from the training data, in standard deviations of a column.
+    """
+
+    said: Predictive | Floats
+    uncertainty: Tensor
+    novelty: Tensor
+
+
+class _Passed(NamedTuple):
+    """What a network makes of n rows, on its own scale.
+
+    Attributes:
+        inputs: (n, d) standardised.
+        out: the moments of the output; of a regression, on the standardised scale.
+        exact: the same as if inputs had no errors.
+    """
+
+    inputs: Tensor
+    out: Moments
+    exact: Moments
+
+
+class TargetHead(nn.Module):
+    """Distributions of t targets, from a model of the residuals of each."""
+
+    far: Tensor  # (n, t) in order, how far levels of held-out rows were from 1/2
+    correlation: Tensor  # (t, t) of the targets
+
+    def __init__(self, models: list[ResidualModel], far: Tensor, correlation: Tensor) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+        self.register_buffer("far", far)
+        self.register_buffer("correlation", correlation)
+
+    @classmethod
+    def fit(cls, seen: _Passed, y: Tensor) -> TargetHead:
+        """To standardised targets (n, t) of held-out rows."""
+        found: list[FittedResiduals] = [
+            fit_residuals(
+                _evidence(seen, column),
+                (y - seen.out.mean)[:, column],
+                parts=("emergent", "learned"),
+            )
+            for column in range(y.shape[1])
+        ]
+        levels = torch.stack([each.levels for each in found], 1).double()
+        far = (levels - 0.5).abs().sort(0).values
+        return cls([each.model for each in found], far, correlation_of(levels))
+
+    def forward(self, seen: _Passed, novelty: Tensor, rescale: Rescale) -> Answers:
+        """On the scale of the targets."""
+        every = [model(_evidence(seen, column)) for column, model in enumerate(self.models)]
+        near = distributions(every, self.correlation.numpy())
+        mean = rescale(seen.out.mean.double()).numpy()
+        # Off the data, a target may be as far from what is said as it varies over the data.
+        doubt = novelty.square()[:, None].numpy()
+        unit, t = rescale.scale.double().numpy(), len(self.models)
+        said = near.placed(mean, unit, doubt, is_one_target=t == 1)
+        std = torch.tensor(said.std()).reshape(len(mean), t)
+        return Answers(said, std.log().mean(1).exp() if t > 1 else std[:, 0], novelty)
+
+
+class ClassHead(nn.Module):
+    """Calibrated probabilities of classes."""
+
+    strange: Tensor  # (n,) in order, one minus the probability of held-out rows' own classes
+    variance: Tensor  # () of logits over the data
+
+    def __init__(self, calibration: LogitCalibration, rows: int) -> None:
+        super().__init__()
+        self.calibration = calibration
+        self.register_buffer("strange", torch.zeros(rows, dtype=torch.float64))
+        self.register_buffer("variance", torch.zeros((), dtype=torch.float64))
+
+    @classmethod
+    def fit(cls, seen: Iterable[_Passed], y: Tensor, calibration: LogitCalibration) -> ClassHead:
+        """To labels (n,) of held-out rows, which come in batches."""
+        found, means, chances = cls(calibration, len(y)), [], []
+        for some in seen:
+            out = calibration(some.out)
+            means.append(out.mean.double())
+            chances.append(scores.expected_softmax(out).double())
+        found.variance = torch.cat(means).var(0, correction=0).mean()
+        found.strange = (1 - torch.cat(chances).gather(1, y[:, None])[:, 0]).sort().values
+        return found
+
+    def forward(self, seen: _Passed, novelty: Tensor) -> Answers:
+        """Logits are in doubt off the data, so that probabilities come closer to each other."""
+        out = self.calibration(seen.out)
+        logits = with_doubt(out.mean, out.covariance_matrix, novelty, self.variance)
+        probability = scores.expected_softmax(logits).double()
+        return Answers(probability.numpy(), scores.doubt(probability), novelty)
+
+
+class RowModel(nn.Module):
+    """Inputs (n, d), with errors if they have any -> ``Answers``; raw inputs, raw targets.
+
+    Attributes:
+        net: the run's network, with a covariance for each row.
+        novelty: standardised inputs -> distance from the training data.
+        head: what makes answers of the network's moments.
+        seen_novelty: (n,) of held-out rows, as the next two.
+        seen_uncertainty: (n,)
+        seen_error: (n, t) what targets are off by; or (n, 1), 1 where the class is wrong.
+        batch: rows that it takes at a time.
+    """
+
+    seen_novelty: Tensor
+    seen_uncertainty: Tensor
+    seen_error: Tensor
+
+    def __init__(
+        self,
+        net: nn.Sequential,
+        novelty: Novelty,
+        head: TargetHead | ClassHead,
+        batch: int,
+        *shape: int,
+    ) -> None:
+        super().__init__()
+        self.net, self.novelty, self.head, self.batch = net, novelty, head, batch
+        for name in ("seen_novelty", "seen_uncertainty"):
+            self.register_buffer(name, torch.zeros(shape[0], dtype=torch.float64))
+        self.register_buffer("seen_error", torch.zeros(shape, dtype=torch.float64))
+
+    @torch.no_grad()
+    def forward(self, x: Tensor | Moments) -> Answers:
+        """A batch."""
+        seen = _seen(self.net, x)
+        novelty = self.novelty(seen.inputs)
+        if isinstance(self.head, ClassHead):
+            return self.head(seen, novelty)  # type: ignore[no-any-return]
+        return self.head(seen, novelty, self.net[-1])  # type: ignore[no-any-return]
+
+    def fitted(self) -> dict[str, Tensor]:
+        """All that is not the network's."""
+        state = self.state_dict()
+        return {name: value for name, value in state.items() if not name.startswith("net.")}
+
+
+def row_model(run: Run, *, progress: Steps | None = None) -> RowModel:
+    """What is kept in the folder of a run of a table, if it is of its weights; else fitted now."""
+    if run.schema is None:
+        raise RunError(f"{run.path} is no run of a table, and rows are what it would predict.")
+    if not run.model_path.exists():
+        raise RunError(
+            f"{run.path} is not trained to its end. Go on with it first: the same covary train "
+            "command, with --resume."
+        )
+    kept = _kept(run)
+    return _fitted(run, progress) if kept is None else kept
+
+
+def _kept(run: Run) -> RowModel | None:
+    """What is in the folder; None if it is of other weights, or of another calibration."""
+    path = run.predictor_path
+    if not path.exists():
+        return None
+    tensors, about = read_tensors(path)
+    known = run.kept_calibration
+    if about.get("weights") != run.weights:
+        return None
+    is_known = run.classifies and known is not None and known.weights == run.weights
+    if is_known and about.get("calibration") != _numbers(known):
+        return None
+    try:
+        with torch.no_grad():
+            return _restored(run, tensors, about).requires_grad_(False)
+    except (KeyError, ValueError, TypeError, IndexError, RuntimeError) as error:
+        raise FileError(f"{path} does not fit {run.path}: {error}. {_REMEDY}") from error
+
+
+def _restored(run: Run, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> RowModel:
+    net, inputs = run.network(about["covariance"]), len(tensors["novelty.low"])
+    head: TargetHead | ClassHead
+    if run.classifies:
+        temperature, scale, noise = json.loads(about["calibration"])
+        head = ClassHead(LogitCalibration(temperature, scale), len(tensors["head.strange"]))
+        net = net if noise is None else with_noise(net, noise)
+    else:
+        models = []
+        for i, family in enumerate(json.loads(about["families"])):
+            networks = len(tensors[f"head.models.{i}.first"])
+            models.append(ResidualModel(family, networks, inputs))
+        parts = (torch.zeros_like(tensors[f"head.{name}"]) for name in ("far", "correlation"))
+        head = TargetHead(models, *parts)
+    batch = _rows_at_a_time(net, about["covariance"])
+    found = RowModel(net, Novelty(inputs), head, batch, *tensors["seen_error"].shape)
+    found.load_state_dict({**found.state_dict(), **tensors})
+    return found.eval()
+
+
+def _fitted(run: Run, progress: Steps | None) -> RowModel:
+    """Fit to rows that training has not seen, and keep it."""
+    held_out, training = validation_rows(len(run.data.x), run.config)
+    rows = held_out[:_MOST]
+    if len(rows) < _LEAST:
+        raise RunError(
+            f"{run.path} held out {len(rows)} rows from training, too few to know how sure it is "
+            f"({_LEAST} at least). Train again with --validation 0.1."
+        )
+    x, y, known = run.data.inputs[rows], run.data.y[rows], run.kept_calibration
+    net, about = run.network(), {"weights": run.weights}
+    head: TargetHead | ClassHead
+    with quietly():
+        how = chosen(run, net, known.covariance if known and known.weights == run.weights else None)
+        net, about["covariance"] = with_covariance(net, how.covariance), how.covariance
+        batch = _rows_at_a_time(net, how.covariance)
+        if run.classifies:
+            found = known_or_fitted(run, net, how, progress=progress)
+            about["calibration"] = _numbers(found.numbers())
+            net = net if found.noise is None else with_noise(net, found.noise)
+            assert isinstance(found.calibration, LogitCalibration)
+            head = ClassHead.fit(_batches(net, x, batch), y, found.calibration)
+        else:
+            rescale = net[-1]
+            assert isinstance(rescale, Rescale)
+            inputs, out, exact = zip(*_batches(net, x, batch), strict=True)
+            seen = _Passed(torch.cat(inputs), gathered(out), gathered(exact))
+            head = TargetHead.fit(seen, mean_of(rescale.undone(y.double())))
+            about["families"] = json.dumps([str(model.family) for model in head.models])
+        novelty = Novelty.fit(net[0](run.data.x[training]))
+        model = RowModel(net, novelty, head, batch, len(y), 1 if run.classifies else y.shape[1])
+        _look_back(model, x, y)
+    write_tensors(run.predictor_path, model.fitted(), about)
+    return model.eval().requires_grad_(False)
+
+
+def _look_back(model: RowModel, x: Tensor | Moments, y: Tensor) -> None:
+    """Keep what the model says of held-out rows, and how wrong that is."""
+    answers = [model(some) for some in in_batches(x, model.batch)]
+    model.seen_novelty = torch.cat([each.novelty for each in answers])
+    model.seen_uncertainty = torch.cat([each.uncertainty for each in answers])
+    if isinstance(model.head, ClassHead):
+        predicted = np.concatenate([np.asarray(each.said).argmax(1) for each in answers])
+        model.seen_error = (torch.tensor(predicted) != y).double()[:, None]
+    else:
+        means = np.concatenate([each.said.mean() for each in answers])
+        model.seen_error = (y.double() - torch.tensor(means).reshape(y.shape)).abs()
+
+
+def _numbers(calibration: CalibrationNumbers | None) -> str:
+    """By which a calibration is known."""
+    assert calibration is not None
+    return json.dumps([calibration.temperature, calibration.scale, calibration.noise])
+
+
+def _evidence(seen: _Passed, column: int) -> Evidence:
+    """What is known of rows for one target; there is one network, so means have no spread."""
+    emergent, total = (each.variance[:, column] for each in (seen.exact, seen.out))
+    known = (total - emergent).clamp(min=0)
+    mean = seen.exact.mean[:, column]
+    # Where inputs are so far off that squares overflow, doubt of the distance says it all.
+    emergent, known = (each.nan_to_num(0.0, posinf=0.0) for each in (emergent, known))
+    return Evidence(seen.inputs, mean, emergent, torch.zeros_like(emergent), known)
+
+
+@torch.no_grad()
+def _seen(net: nn.Sequential, x: Tensor | Moments) -> _Passed:
+    """What a network makes of a batch."""
+    standardize, *inner = net
+    if isinstance(inner[-1], Rescale):
+        inner.pop()
+    given = standardize(x)
+    inputs, within = mean_of(given), nn.Sequential(*inner)
+    exact = within(inputs)
+    return _Passed(inputs, exact if isinstance(given, Tensor) else within(given), exact)
+
+
+def _batches(net: nn.Sequential, x: Tensor | Moments, size: int) -> Iterator[_Passed]:
+    """The same of as many rows as there are, so many at a time."""
+    return (_seen(net, some) for some in in_batches(x, size))
+
+
+def _rows_at_a_time(net: nn.Module, covariance: str) -> int:
+    """How many rows fit into memory with the covariances that layers form."""
+    *hidden, outputs = (
+        layer.weight.shape[0] for layer in net.modules() if isinstance(layer, Linear)
+    )
+    name, _, exact = covariance.partition(":")
+    formed = hidden if name == "full" else [width for width in hidden if width <= int(exact or 0)]
+    return max(1, min(_BATCH, _NUMBERS // max([*formed, outputs]) ** 2))

@@ -1,0 +1,217 @@
+"""Predictor: columns in, predictions with their uncertainty and a flag out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from covary import runs
+from covary.data import Chunk, Schema, read_rows
+from covary.inputs import in_batches
+from covary.moments import Moments
+from covary.progress import Steps
+from covary.runs.row_model import Answers, ClassHead, RowModel, TargetHead, row_model
+from covary.uncertainty.answering import (
+    prediction_sets,
+    threshold_of_coverage,
+    threshold_of_risk,
+)
+from covary.uncertainty.predictive import Predictive
+
+Columns = dict[str, NDArray[Any]]
+ANSWER, ASK = "answer", "ask someone"
+COVERAGE = 0.9  # of rows that are answered, if nothing is said
+# Rows like those of training that count as being on the data.
+_ON_THE_DATA = 0.99
+_OFF = ": off the data"  # behind the name of a column
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """Columns of a table -> predictions, how sure they are, and whether to ask someone instead.
+
+    Made by ``Predictor.load``. It can be pickled, and needs neither the run nor its data then.
+
+    What comes out, arrays (n,) by name. Of a regression: ``prediction``, ``std``, ``low`` and
+    ``high``, of several targets each with the target behind it (``std_price``). Of a
+    classification: ``prediction``, the label as a text; ``probability``, its own; ``set``, the
+    labels to reckon with, between ``|``; ``uncertainty``, the probability that another one is true.
+    Of both: ``novelty``, the distance from the training data in standard deviations of a column
+    (0 is inside); ``flag``, ``"answer"`` or ``"ask someone"``; ``reason``, why to ask, or empty.
+
+    Rows off the data, and rows that have what training did not have (an unseen category, a missing
+    value, another value in a constant column), are always to be asked.
+
+    Attributes:
+        schema: of the run's table.
+        model: what says it.
+        level: the share of the targets in their intervals, or of the labels in their sets.
+        conformal: whether intervals are corrected by held-out rows. Sets always are.
+        threshold: the uncertainty up to which rows are answered.
+        limit: the novelty up to which they are.
+        promise: what the flag promises, in words, by rows that training did not see.
+
+    Examples:
+        >>> import covary
+        >>> predictor = covary.Predictor.load("runs/houses")  # doctest: +SKIP
+        >>> predictor({"income": [3.2], "rooms": [5]})["std"]  # doctest: +SKIP
+    """
+
+    schema: Schema
+    model: RowModel
+    level: float
+    conformal: bool
+    threshold: float
+    limit: float
+    promise: str
+
+    @classmethod
+    def load(
+        cls,
+        run: Path | str,
+        *,
+        level: float = 0.9,
+        conformal: bool = False,
+        risk: float | None = None,
+        coverage: float | None = None,
+        data_dir: str | None = None,
+        progress: Steps | None = None,
+    ) -> Predictor:
+        """The predictor of a run of a table. The first time, it is fitted to held-out rows.
+
+        Args:
+            run: the folder.
+            level: the share of targets in their intervals, or of labels in their sets.
+            conformal: correct intervals so that the level would have held for held-out rows.
+            risk: answer as many rows as possible with at most this share of errors among them
+                (classification).
+            coverage: answer this share of rows, the surest ones; 0.9 if neither is said.
+            data_dir: where data are looked for first.
+            progress: wraps batches, given a name, to show how far it is.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"The level is a share between 0 and 1, got {level}.")
+        if risk is not None and coverage is not None:
+            raise ValueError("Rows are answered by risk or by coverage, not by both: choose one.")
+        opened = runs.open(run, data_dir=data_dir)
+        if risk is not None and not opened.classifies:
+            raise ValueError(
+                "A risk is a share of wrong classes, and this run predicts numbers: choose a "
+                "coverage."
+            )
+        model = row_model(opened, progress=progress)
+        novelty, uncertainty, error = (
+            each.numpy() for each in (model.seen_novelty, model.seen_uncertainty, model.seen_error)
+        )
+        limit = threshold_of_coverage(novelty, _ON_THE_DATA)
+        inside = novelty <= limit
+        if risk is not None:
+            threshold = threshold_of_risk(uncertainty[inside], error[inside, 0] > 0, risk)
+        else:
+            known = np.where(inside, uncertainty, np.inf)
+            threshold = threshold_of_coverage(known, COVERAGE if coverage is None else coverage)
+        schema = opened.schema
+        assert schema is not None
+        promise = _promise(schema, error, inside & (uncertainty <= threshold))
+        return cls(schema, model, level, conformal, threshold, limit, promise)
+
+    def __call__(self, columns: Mapping[str, Any]) -> Columns:
+        """Predictions of n rows.
+
+        Args:
+            columns: arrays (n,) by the names of the run's columns, or a data frame. Others are not
+                used.
+        """
+        found = [self.of_chunk(chunk) for chunk in read_rows(dict(columns), self.schema)]
+        return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+
+    def of_chunk(self, chunk: Chunk) -> Columns:
+        """The same for rows that are read already."""
+        x = torch.from_numpy(chunk.x)
+        given = x if chunk.std is None else Moments.of(x, std=torch.from_numpy(chunk.std))
+        batches = [self.model(some) for some in in_batches(given, self.model.batch)]
+        parts = [self._said(answers) for answers in batches]
+        found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        uncertainty, novelty = (
+            torch.cat([getattr(each, name) for each in batches]).numpy()
+            for name in ("uncertainty", "novelty")
+        )
+        if self.schema.classes:
+            found["uncertainty"] = uncertainty
+        reasons = self._reasons(chunk, uncertainty, novelty)
+        flag = np.where(reasons == "", ANSWER, ASK)
+        return {**found, "novelty": novelty, "flag": flag, "reason": reasons}
+
+    def _said(self, answers: Answers) -> Columns:
+        """Predictions and what is beside them, of one batch."""
+        if isinstance(answers.said, Predictive):
+            return self._numbers(answers.said)
+        assert isinstance(self.model.head, ClassHead)
+        classes, probability = np.array(self.schema.classes, object), answers.said
+        best = probability.argmax(1)
+        inside = prediction_sets(probability, self.model.head.strange.numpy(), self.level)
+        # There are far fewer different sets than rows.
+        kinds, which = np.unique(inside, axis=0, return_inverse=True)
+        names = np.array(["|".join(classes[kind]) for kind in kinds], object)
+        return {
+            "prediction": classes[best],
+            "probability": probability[np.arange(len(best)), best],
+            "set": names[which],
+        }
+
+    def _numbers(self, said: Predictive) -> Columns:
+        assert isinstance(self.model.head, TargetHead)
+        if self.conformal:
+            ends = said.conformal_interval(self.level, self.model.head.far.numpy())
+        else:
+            ends = said.interval(self.level)
+        found = dict(
+            zip(("prediction", "std", "low", "high"), (said.mean(), said.std(), *ends), strict=True)
+        )
+        if said.is_one_target:
+            return found
+        return {
+            f"{name}_{target}": values[:, i]
+            for i, target in enumerate(self.schema.targets)
+            for name, values in found.items()
+        }
+
+    def _reasons(
+        self, chunk: Chunk, uncertainty: NDArray[np.float64], novelty: NDArray[np.float64]
+    ) -> NDArray[Any]:
+        """(n,) why to ask someone; empty where there is no reason."""
+        found = np.where(uncertainty <= self.threshold, "", "unsure").astype(object)
+        off = np.flatnonzero(novelty > self.limit)
+        if len(off):
+            inputs = self.model.net[0](torch.from_numpy(chunk.x[off])).double()
+            low, high = self.model.novelty.low, self.model.novelty.high
+            beyond, column = torch.maximum(inputs - high, low - inputs).max(1)
+            names = np.array(self.schema.features, object)[column.numpy()]
+            found[off] = np.where(beyond.numpy() > 0, names + _OFF, "off the data, combined")
+        for row, reason in chunk.reasons.items():
+            # Which says by itself why a row is unlike others, but for a column that is off.
+            found[row] = f"{reason}; {found[row]}" if found[row].endswith(_OFF) else reason
+        return found
+
+
+def _promise(schema: Schema, error: NDArray[np.float64], answered: NDArray[np.bool_]) -> str:
+    """What the flag promises, by held-out rows: their errors (n, t), and which are answered."""
+    told = f"Of {len(error):,} rows that training did not see, {answered.mean():.1%} are answered"
+    if not answered.any():
+        return f"{told}: no threshold keeps the risk."
+    if schema.classes:
+        return (
+            f"{told}; of these {error[answered].mean():.1%} are wrong, of all {error.mean():.1%}."
+        )
+    sizes = []
+    for name, own in zip(schema.targets, error.T, strict=True):
+        right, every = (math.sqrt((each**2).mean()) for each in (own[answered], own))
+        sizes.append(f"{name} {right:.4g}, of all {every:.4g}")
+    return f"{told}; root mean squared error of these: {'; '.join(sizes)}."
