@@ -270,6 +270,10 @@ def test_calibrate_command(digits):
         chosen = expected_softmax(layer(covary.with_noise(net, noise)(dataset.x_test)))
     nll = metrics.nll(chosen.numpy(), dataset.y_test.numpy())
     assert found.calibration.test["nll"] == pytest.approx(nll, rel=1e-3)
+    # One call gives the network with that noise, so that the pieces cannot be put together wrongly.
+    with torch.no_grad():
+        once = expected_softmax(digits.calibrated_network()(dataset.x_test))
+    torch.testing.assert_close(once, chosen)
     # Another covariance takes the same noise, and leaves what is there alone.
     kept = (digits.path / "calibration.json").read_bytes()
     assert evaluate(digits, covariance="diagonal").calibration.noise == tuple(noise)
@@ -294,6 +298,8 @@ def test_a_run_without_held_out_data(tmp_path):
         calibrate(run)
     with pytest.raises(RunError, match="no calibration"):
         uncertainty_of(run)
+    with pytest.raises(RunError, match="has no calibration of its weights"):
+        run.calibrated_network()
 
 
 def test_a_run_of_regression(tmp_path):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from covary.data import Dataset, Schema
 from covary.data.locking import locked
 from covary.files import FileError, read_json, read_tensors, read_text, write_tensors
-from covary.models import with_covariance
+from covary.models import with_covariance, with_noise
 from covary.moments import Moments
 from covary.nn import Noisy
 from covary.nn.fidelity import Fidelity as TrackingFidelity
@@ -28,7 +28,7 @@ from covary.runs import predictions, results
 from covary.runs.config import RunConfig
 from covary.runs.predictions import Predictions
 from covary.runs.records import Provenance, Stored, decoded
-from covary.runs.results import Calibration, HeldOut, KeptCalibration
+from covary.runs.results import HeldOut, KeptCalibration
 from covary.runs.samples import load_data, ood_sets
 from covary.training import Epoch, log
 from covary.training.checkpoint import load_weights, snapshot_path
@@ -326,11 +326,20 @@ class Run:
         for name in _SCORES.keys() - found.scores.keys():
             (self.path / _SCORES[name]).unlink(missing_ok=True)
 
-    @property
-    def calibration(self) -> Calibration | None:
-        """The layer that calibrates the output's moments."""
-        found = self.held_out
-        return None if found is None else found.calibration
+    def calibrated_network(self) -> nn.Sequential:
+        """The network as held-out data calibrated it, in evaluation mode: raw inputs -> Moments.
+
+        With the covariance and the noise that the calibration is of, which it goes with alone, and
+        with the calibration as its last layer.
+        """
+        found, kept = self.held_out, self.kept_calibration
+        if found is None or found.calibration is None or kept is None:
+            raise RunError(
+                f"{self.path} has no calibration of its weights: run `covary calibrate {self.path}`."
+            )
+        net = self.network(kept.covariance)
+        net = net if found.noise is None else with_noise(net, found.noise)
+        return nn.Sequential(net, found.calibration).eval()
 
     @property
     def score(self) -> FittedScore | None:
