@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
 
 from benchmarks import results, tables
 from covary import data
@@ -44,11 +43,8 @@ class MomentFitted:
         self._model = MomentRegressor(random_state=seed).fit(x, y)
 
     def distribution(self, x: Floats) -> Distribution:
-        if hasattr(self._model, "predict_distribution"):
-            found: Distribution = self._model.predict_distribution(x)
-            return found
-        gaussian: Distribution = norm(*self._model.predict(x, return_std=True))
-        return gaussian
+        found: Distribution = self._model.predict_distribution(x)
+        return found
 
 
 METHODS: Mapping[str, Callable[[Floats, Floats, int], TableRegressor]] = {

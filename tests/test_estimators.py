@@ -117,7 +117,8 @@ def test_members_are_weighted_and_averaged(regressor, diabetes):
     out = regressor.network_.outputs(torch.tensor(diabetes[1]))
     means = torch.stack([each.mean for each in members])
     torch.testing.assert_close(out.mean, means.mean(0))
-    torch.testing.assert_close(out.spread[:, 0, 0], means.var(0)[:, 0])
+    spread = means.unflatten(0, (3, 2)).var(1).mean(0)[:, 0]  # of members of a fold, on average
+    torch.testing.assert_close(out.spread[:, 0, 0], spread)
     emergent = torch.stack([each.variance for each in members]).mean(0)
     torch.testing.assert_close(out.emergent[:, 0, 0], emergent[:, 0])
     assert sum(regressor.recipes_.values()) == pytest.approx(1)
@@ -257,6 +258,50 @@ def test_the_score_of_a_classifier_finds_errors_as_well_as_its_largest_probabili
     assert auroc(own[wrong], own[~wrong]) > auroc(largest[wrong], largest[~wrong]) - 0.02
 
 
+def test_off_the_data_a_classifier_is_less_sure_even_of_noise():
+    for seed in range(2):
+        random = np.random.default_rng(seed)
+        x = random.standard_normal((200, 4))
+        model = MomentClassifier(**SMALL).fit(x, random.integers(0, 2, 200))
+        for far in (10, 100):
+            there = x[:50] + far
+            inside, off = (model.predict_proba(each).max(1).mean() for each in (x, there))
+            assert off <= inside + 0.01
+            assert model.uncertainty(there).mean() >= model.uncertainty(x).mean() - 0.01
+
+
+def test_a_column_that_never_varied():
+    x, y = sine(200, 0)
+    x = np.column_stack([x, np.full(200, 1e6)])
+    model = MomentRegressor(**SMALL).fit(x, y)
+    other = x.copy()
+    other[:, 1] = 2e6
+    np.testing.assert_allclose(model.predict(other), model.predict(x), rtol=1e-9)
+    assert (model.novelty(other) == 1).all()
+    assert (model.predict(other, return_std=True)[1] > y.std()).all()
+
+
+def test_rows_in_order_are_fitted_as_shuffled_ones():
+    x, y = sine(600, 0)
+    order = np.argsort(x[:, 0])
+    test_x, test_y = sine(600, 1)
+    loss = [
+        -MomentRegressor(**SMALL).fit(x[o], y[o]).predict_distribution(test_x).logpdf(test_y).mean()
+        for o in (order, np.arange(600))
+    ]
+    assert abs(loss[0] - loss[1]) < 0.15
+
+
+def test_many_recipes_that_are_alike():
+    x, y = sine(60, 0)
+    model = MomentRegressor(
+        **SMALL | {"hidden": (4,)}, noise=(0.1, 0.11, 0.12), weight_decay=(1, 1.1, 1.2, 1.3),
+        epochs=2, distribution="normal",
+    ).fit(x, y)  # fmt: skip
+    assert sum(model.recipes_.values()) == pytest.approx(1)
+    assert np.isfinite(model.predict(x)).all()
+
+
 def test_prediction_sets_hold_the_true_class(classifier, cancer):
     _, x, _, y = cancer
     for level in (0.8, 0.95):
@@ -385,6 +430,7 @@ def test_conformal_intervals_cover():
         ({"activation": "rleu"}, "did you mean 'relu'"),
         ({"covariance": "ful"}, "known are"),
         ({"epochs": 0}, "epochs must be 1 or more"),
+        ({"folds": 2.5}, r"folds must be 2 or more \(a whole number\)"),
         ({"batch_size": 0}, "batch_size must be 1"),
     ],
 )

@@ -9,8 +9,15 @@ import pytest
 import torch
 from scipy import integrate
 
+from covary.uncertainty.answering import threshold_of_risk
 from covary.uncertainty.novelty import Novelty
-from covary.uncertainty.residuals import Evidence, FittedResiduals, ResidualModel, fit_residuals
+from covary.uncertainty.residuals import (
+    Evidence,
+    FittedResiduals,
+    ResidualModel,
+    distributions,
+    fit_residuals,
+)
 
 
 def evidence(n: int, seed: int = 0, d: int = 2) -> tuple[Evidence, np.random.Generator]:
@@ -144,3 +151,52 @@ def test_novelty_is_the_distance_from_the_data():
     twice.load_state_dict(novelty.state_dict())
     torch.testing.assert_close(twice(apart), novelty(apart))
     assert not math.isnan(novelty.radius.item())
+
+
+def test_rows_in_any_order_count_alike():
+    known, random = evidence(500)
+    mark = torch.zeros(500, 1).double()
+    mark[410:] = 1.0
+    known = Evidence(mark, known.mean, known.emergent, known.spread, known.known)
+    residual = torch.tensor(np.where(mark[:, 0] > 0, 5.0, 0.5) * random.standard_normal(500))
+    scales = fit_residuals(known, residual).model(known).squared.mean(0).mean(-1).sqrt()
+    assert scales[410:].mean().item() == pytest.approx(5.0, rel=0.3)
+    assert scales[:410].mean().item() == pytest.approx(0.5, rel=0.3)
+
+
+def test_known_variance_is_not_scaled_by_heavy_tails():
+    known, random = evidence(800)
+    found = fit_residuals(known, torch.tensor(random.standard_t(2.5, 800)), families=("student",))
+    with_more = Evidence(
+        known.inputs, known.mean, known.emergent, known.spread, torch.full((800,), 3.0).double()
+    )
+    before, after = (
+        distributions([found.model(each)], np.eye(1)).var()[:, 0] for each in (known, with_more)
+    )
+    np.testing.assert_allclose(after - before, 3.0, rtol=1e-3)
+
+
+def test_a_part_that_is_nothing_gains_nothing():
+    known, random = evidence(300)
+    none = torch.zeros(300).double()
+    known = Evidence(known.inputs, known.mean, none, none, none)
+    found = fit_residuals(known, torch.tensor(random.standard_normal(300)), families=("normal",))
+    for name in ("emergent", "spread"):
+        assert found.without[name] == pytest.approx(found.model.loss, abs=1e-6)
+
+
+@pytest.mark.parametrize(("n", "d"), [(60, 40), (200, 50), (100, 10), (2000, 3)])
+def test_new_rows_of_the_same_kind_are_inside(n, d):
+    random = np.random.default_rng(0)
+    novelty = Novelty.fit(torch.tensor(random.standard_normal((n, d))))
+    new = novelty(torch.tensor(random.standard_normal((1000, d))))
+    assert (new > 0).double().mean() < 0.07
+    assert (novelty(10 * torch.ones(1, d)) > 5).all()
+
+
+def test_equal_uncertainties_are_answered_all_or_none():
+    wrong = np.zeros(10, bool)
+    wrong[9] = True
+    assert threshold_of_risk(np.full(10, 0.1), wrong, 0.05) == -np.inf
+    assert threshold_of_risk(np.full(10, 0.1), wrong, 0.1) == 0.1
+    assert threshold_of_risk(np.arange(10.0), wrong, 0.05) == 8.0

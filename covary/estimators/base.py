@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, cast
 
 import numpy as np
@@ -120,7 +121,9 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
     ) -> tuple[TrainedMembers, TrainingTable]:
         """Train all networks on inputs (n, d) and labels or targets."""
         effort = self._checked_effort()
+        self.__dict__.pop("n_iter_", None)  # not fitted until ``fit`` comes to its end
         self._scale = x.std(0, correction=0)
+        self._first, self._is_constant = x[0], (x == x[0]).all(0)
         std = self._errors(x, X_std)
         random = check_random_state(self.random_state)
         seed, split_seed = (int(number) for number in random.randint(2**31 - 1, size=2))
@@ -138,7 +141,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
             display=_progress() if self.verbose else None,
         )
         self.recipes_, self.recipe_errors_ = trained.weights, trained.errors
-        self.history_, self.n_iter_ = trained.history, len(trained.history)
+        self.history_ = trained.history
         self.network_: Ensemble = trained.ensemble.eval()
         self.novelty_ = Novelty.fit(self.network_.standardize(x))
         return trained, task
@@ -186,8 +189,11 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         least = {"folds": 2, "members": 1, "epochs": 1, "batch_size": 1}
         for name, fewest in least.items():
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or value < fewest):
-                raise ValueError(f"{name} must be {fewest} or more, or None, got {value}.")
+            is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+            if value is not None and not (is_whole and value >= fewest):
+                raise ValueError(
+                    f"{name} must be {fewest} or more (a whole number), or None, got {value!r}."
+                )
         decays = preset.weight_decays
         if self.weight_decay is not None:
             decays = self._several("weight_decay", self.weight_decay)
@@ -214,12 +220,20 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
             validate_data(self, X, skip_check_array=True)
         return x, target
 
-    def _inputs(self, X: ArrayLike) -> Tensor:
-        """(n, d) checked."""
+    def _inputs(self, X: ArrayLike) -> tuple[Tensor, Tensor]:
+        """(n, d) checked, and (n,) whether a row has what training never had.
+
+        That is an unseen category, a missing value where there was none, or another value of a
+        column that did not vary; such a column is put back to its value, as no weight knows of it.
+        """
         check_is_fitted(self)
         if self._frame is not None:
-            return torch.tensor(self._frame(X))
-        return torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
+            x, is_strange = torch.tensor(self._frame(X)), torch.tensor(self._frame.unusual(X))
+        else:
+            x = torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
+            is_strange = torch.zeros(len(x), dtype=torch.bool)
+        differs = (x != self._first) & self._is_constant
+        return torch.where(differs, self._first, x), is_strange | differs.any(1)
 
     def _with_errors(self, x: Tensor, X_std: ArrayLike | None) -> Tensor | Moments:
         return measured(x, self._errors(x, X_std))
@@ -237,20 +251,19 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         """(n,) how far inputs are outside of the training data, in standard deviations of a column.
 
         0 is inside: within the range of every column, and no stranger as a combination of columns
-        than the strangest training row (``covary.uncertainty.novelty``). It is 1 at least where a
-        category was not seen in training, or a value is missing that never was.
+        than training rows are beside each other (``covary.uncertainty.novelty``). It is 1 at least
+        where a category was not seen in training, a value is missing that never was, or a column
+        has another value that had one alone.
         """
-        return cast(Floats, self._novelty(X, self._inputs(X)).numpy())
+        return cast(Floats, self._novelty(*self._inputs(X)).numpy())
 
-    def _novelty(self, X: ArrayLike, x: Tensor) -> Tensor:
-        """The same of rows X that are the numbers x (n, d)."""
+    def _novelty(self, x: Tensor, is_strange: Tensor) -> Tensor:
+        """The same of what ``_inputs`` gives."""
         found: Tensor = self.novelty_(self.network_.standardize(x))
-        if self._frame is None:
-            return found
-        return torch.maximum(found, torch.tensor(self._frame.unusual(X)).to(found))
+        return torch.maximum(found, is_strange.to(found))
 
     def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "novelty_")
+        return hasattr(self, "n_iter_")
 
 
 def _progress() -> Display:

@@ -13,6 +13,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
+from covary.covariance import Full
 from covary.estimators.base import Floats, MomentEstimator
 from covary.estimators.members import Outputs
 from covary.moments import Moments
@@ -36,9 +37,9 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
     """Classification with calibrated probabilities, and an uncertainty that finds its errors.
 
     Networks are trained on cross-entropy of the mean alone (SMUC). Temperature and size of their
-    covariance are fitted to rows that they have not seen; far from the training data the covariance
-    grows with the distance, and probabilities come closer to each other. The parameters are those
-    of ``MomentRegressor``.
+    covariance are fitted to rows that they have not seen. Off the training data logits are drawn
+    back to their averages and doubted, so that probabilities come closer to each other the farther
+    a row is away. The parameters are those of ``MomentRegressor``.
 
     Attributes:
         classes_: the labels, in the order of the network's outputs.
@@ -80,14 +81,14 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
             )
         truth = torch.tensor(labels)
         trained, _ = self._train(torch.tensor(x), truth, X_std, len(self.classes_), labels)
-        # Of logits off the data: they may be anywhere within what they are on the data.
-        self._logit_variance = float(trained.held_out.mean.var(0, correction=0).mean())
-        out = self._logits(trained.held_out, torch.zeros(len(x)))
+        out = _logits(trained.held_out)
         self.calibration_ = fit_logits(out, truth)
         out = self.calibration_(out)
+        self._usual, self._variance = out.mean.mean(0), out.mean.var(0, correction=0).mean()
         self._choose_score(out, truth)
         chance = scores.expected_softmax(out).gather(1, truth[:, None])[:, 0]
         self._strange = np.sort(1 - chance.numpy())
+        self.n_iter_ = len(self.history_)
         return self
 
     def _choose_score(self, out: Moments, truth: Tensor) -> None:
@@ -104,17 +105,13 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
             self.score_ = max(self.score_aurocs_, key=self.score_aurocs_.__getitem__)
         self._held_out = values[self.score_], wrong
 
-    def _logits(self, found: Outputs, novelty: Tensor) -> Moments:
-        """Moments of logits, with doubt that grows with the distance from the data."""
-        matrix = found.emergent + found.errors + found.spread
-        return with_doubt(found.mean, matrix, novelty, self._logit_variance)
-
     def moments(self, X: ArrayLike, *, X_std: ArrayLike | None = None) -> Moments:
         """Mean and covariance (n, classes) of the calibrated logits, in double precision."""
-        x = self._inputs(X)
-        found = self.network_.outputs(self._with_errors(x, X_std))
-        out: Moments = self.calibration_(self._logits(found, self._novelty(X, x)))
-        return out
+        x, is_strange = self._inputs(X)
+        out: Moments = self.calibration_(
+            _logits(self.network_.outputs(self._with_errors(x, X_std)))
+        )
+        return with_doubt(out, self._novelty(x, is_strange), self._usual, self._variance)
 
     def predict(self, X: ArrayLike, *, X_std: ArrayLike | None = None) -> NDArray[Any]:
         """(n,) the most probable label."""
@@ -169,6 +166,11 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
             raise ValueError(f"costs are ({k}, {k}) finite numbers, got shape {matrix.shape}.")
         expected = self.predict_proba(X, X_std=X_std) @ matrix
         return self.classes_[expected.argmin(-1)], expected.min(-1) > ask
+
+
+def _logits(found: Outputs) -> Moments:
+    """Moments of logits, before their calibration."""
+    return Moments(found.mean, Full(found.emergent + found.errors + found.spread))
 
 
 def _entropy(probabilities: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from covary.training.replicas import ReplicaBatches, ReplicaLoss
 _NUMBERS_AT_A_TIME = 2**24
 # With as many batches, leaving out what does not fill another one costs little.
 _BATCHES_OF_ONE_SIZE = 10
-# A recipe of less weight is left out: it costs as much as the others and says little.
+# A recipe of less of the largest weight is left out: it costs as much and says little.
 _LEAST_WEIGHT = 0.1
 
 
@@ -118,7 +118,8 @@ class Outputs(NamedTuple):
     Attributes:
         mean: (n, t) the average of their means.
         emergent: (n, t, t) the average of their covariances.
-        spread: (n, t, t) the covariance of their means, as of a draw of one more member.
+        spread: (n, t, t) the covariance of the means of members that saw the same rows, as of a
+            draw of one more of them; averaged over folds.
         errors: (n, t, t) what errors of the inputs add to ``emergent``; 0 without any.
         exact: (n, t) the average of their means for the same inputs without errors.
 
@@ -135,15 +136,25 @@ class Outputs(NamedTuple):
 class Ensemble(nn.Module):
     """Raw inputs -> Moments of raw targets or of logits, by all members.
 
-    The covariance is the average of the members' own, plus that of their means.
+    The covariance is the average of the members' own, plus their spread.
+
+    Args:
+        standardize: raw inputs -> standardised ones.
+        members: standardised inputs -> Moments; one fold after the other.
+        folds: how many there are.
+        rescale: Moments of standardised targets -> those of raw ones; None for logits.
     """
 
     def __init__(
-        self, standardize: Standardize, members: Sequence[nn.Module], rescale: Rescale | None
+        self,
+        standardize: Standardize,
+        members: Sequence[nn.Module],
+        folds: int,
+        rescale: Rescale | None,
     ) -> None:
         super().__init__()
         self.standardize, self.members = standardize, nn.ModuleList(members)
-        self.rescale = rescale
+        self.folds, self.rescale = folds, rescale
 
     def forward(self, x: Tensor | Moments) -> Moments:
         """(B, d) -> Moments (B, t)."""
@@ -162,12 +173,12 @@ class Ensemble(nn.Module):
             if isinstance(given, Moments):
                 exact_means, matrices = _of_each(self.members, given.mean)
                 exact = matrices.mean(0)
-            parts.append(_outputs(means, matrix, exact_means, exact))
+            parts.append(_outputs(means, matrix, exact_means, exact, self.folds))
         return Outputs(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
 class TrainedMembers(NamedTuple):
-    """TrainedMembers members, and what they say of rows that they have not seen.
+    """Trained members, and what they say of rows that they have not seen.
 
     Attributes:
         ensemble: all members.
@@ -241,7 +252,7 @@ def train(
         held_out = _outputs(mixed, matrix, *(torch.tensordot(weights, e, 1) for e in without))
     chosen = [Member([row[c] for c in kept], weights[kept]) for row in table]
     return TrainedMembers(
-        Ensemble(standardize, chosen, rescale),
+        Ensemble(standardize, chosen, len(folds), rescale),
         held_out,
         {recipes[c]: float(weights[c]) for c in kept},
         {recipe: float(loss_of(mean, y)) for recipe, mean in zip(recipes, averages, strict=True)},
@@ -297,10 +308,13 @@ def _of_each(nets: Iterable[nn.Module], x: Tensor | Moments) -> tuple[Tensor, Te
     return means, torch.stack([each.covariance_matrix for each in found])
 
 
-def _outputs(means: Tensor, matrix: Tensor, exact_means: Tensor, exact_matrix: Tensor) -> Outputs:
+def _outputs(
+    means: Tensor, matrix: Tensor, exact_means: Tensor, exact_matrix: Tensor, folds: int = 1
+) -> Outputs:
     """Of means (m, n, t) and an average covariance, with errors of the inputs and without them."""
-    gap = exact_means - exact_means.mean(0)
-    spread = torch.einsum("mni,mnj->nij", gap, gap) / max(1, len(gap) - 1)
+    of_folds = exact_means.unflatten(0, (folds, -1))  # type: ignore[no-untyped-call]
+    gap = of_folds - of_folds.mean(1, keepdim=True)
+    spread = torch.einsum("fmni,fmnj->nij", gap, gap) / (folds * max(1, gap.shape[1] - 1))
     errors = matrix - exact_matrix
     return Outputs(means.mean(0), exact_matrix, spread, errors, exact_means.mean(0))
 
@@ -322,8 +336,5 @@ def _weights(means: Tensor, y: Tensor, loss_of: Callable[[Tensor, Tensor], Tenso
     with torch.enable_grad():
         optimizer.step(closure)  # type: ignore[no-untyped-call]
     shares = logs.detach().softmax(0)
-    if not shares.isfinite().all():
-        shares = torch.zeros_like(shares)
-        shares[torch.stack([loss_of(mean, y) for mean in means]).nan_to_num(torch.inf).argmin()] = 1
-    shares = torch.where(shares < _LEAST_WEIGHT, 0.0, shares)
+    shares = torch.where(shares < _LEAST_WEIGHT * shares.max(), 0.0, shares)
     return shares / shares.sum()

@@ -62,7 +62,8 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         variance: ``"learned"``, or ``"emergent"`` for the covariance of the networks alone, times
             one number and plus another (``covary.uncertainty.calibration.fit_variance``).
         distribution: ``"normal"``, ``"student"``, ``"mixture"`` (of several modes), or ``"auto"``
-            for that under which held-out rows are likeliest.
+            for that under which held-out rows are likeliest. Of fewer than 40 rows there is no
+            mixture, of fewer than 10 it is normal.
         hidden: units of each hidden layer.
         activation: of all hidden layers: a name of ``covary.activations.names()``, or a
             ``MomentActivation``.
@@ -88,8 +89,8 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         variance_parts_: of ``"emergent"``, ``"spread"`` and ``"learned"``, the ``VariancePart``:
             its share of the variance, and by how much it makes held-out rows likelier; averages
             over targets. None where there is nothing to choose.
-        held_out_loss_: negative log density of a held-out row, in nats, on the scale of the
-            targets.
+        held_out_loss_: negative log density of a target of a held-out row, in nats, on its own
+            scale; the average over targets. NaN for fewer than 10 rows.
         distribution_: that of each target.
 
     Examples:
@@ -162,6 +163,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         columns = torch.tensor(target.reshape(len(x), -1), dtype=torch.float64)
         trained, task = self._train(torch.tensor(x), columns, X_std, columns.shape[1])
         self._fit_residuals(trained, task)
+        self.n_iter_ = len(self.history_)
         return self
 
     def _fit_residuals(self, trained: TrainedMembers, task: TrainingTable) -> None:
@@ -200,7 +202,8 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
             for name in PARTS
             if all(name in each.without for each in self._residuals)
         }
-        if "emergent" in found and found["emergent"].share < _LEAST_SHARE:
+        is_noisy = any(recipe.noise for recipe in self.recipes_)
+        if is_noisy and "emergent" in found and found["emergent"].share < _LEAST_SHARE:
             self._warn("covariance that emerges in the networks", found["emergent"].share)
         if "spread" in found and any(each.throws_spread_away for each in self._residuals):
             self._warn("disagreement of the members", found["spread"].share)
@@ -218,7 +221,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         self, X: ArrayLike, X_std: ArrayLike | None
     ) -> tuple[Predictive, dict[str, Floats]]:
         """The distributions of n rows, and what their variances (n, t) are made of."""
-        x = self._inputs(X)
+        x, is_strange = self._inputs(X)
         out = self.network_.outputs(self._with_errors(x, X_std))
         inputs = self.network_.standardize(x)
         rescale = self.network_.rescale
@@ -229,7 +232,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         ]
         near = distributions(every, self._correlation)
         # Off the data, a target may be as far from what networks say as it varies over the data.
-        doubt = self._novelty(X, x).square().numpy()[:, None]
+        doubt = self._novelty(x, is_strange).square().numpy()[:, None]
         unit = rescale.scale.numpy()
         mean = (rescale.shift + rescale.scale * out.mean).numpy()
         centred = near.placed(mean, unit, doubt, is_one_target=self._one_dimensional)
@@ -330,16 +333,14 @@ def _evidence(inputs: Tensor, found: Outputs, column: int) -> Evidence:
 
 
 def _parts(every: Sequence[Scales], out: Outputs, var: Floats) -> dict[str, Floats]:
-    """Parts (n, t) of variances, in proportion to those of squared scales."""
+    """Parts (n, t) of variances: known ones, and the rest in proportion to squared scales."""
     noise, doubt, errors = [], [], []
     for column, found in enumerate(every):
         parts = {name: part.mean(0).double().numpy() for name, part in found.parts.items()}
         noise.append(parts["emergent"] + parts["learned"])
         doubt.append(parts["spread"])
         errors.append(out.errors[:, column, column].clamp(min=0).numpy())
-    named = {"noise of the data": noise, "doubt of the model": doubt}
-    if out.errors.any():
-        named["errors of the inputs"] = errors
-    arrays = {name: np.stack(part, 1) for name, part in named.items()}
-    total = sum(arrays.values())
-    return {name: part / total * var for name, part in arrays.items()}
+    own, apart, known = (np.stack(part, 1) for part in (noise, doubt, errors))
+    unit = (var - known) / (own + apart)
+    named = {"noise of the data": own * unit, "doubt of the model": apart * unit}
+    return named | {"errors of the inputs": known} if known.any() else named

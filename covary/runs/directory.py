@@ -335,7 +335,8 @@ class Run:
         found, kept = self.held_out, self.kept_calibration
         if found is None or found.calibration is None or kept is None:
             raise RunError(
-                f"{self.path} has no calibration of its weights: run `covary calibrate {self.path}`."
+                f"{self.path} has no calibration of its weights. Run `covary calibrate "
+                f"{self.path}`."
             )
         net = self.network(kept.covariance)
         net = net if found.noise is None else with_noise(net, found.noise)

@@ -16,20 +16,33 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
-def with_doubt(mean: Tensor, matrix: Tensor, novelty: Tensor, variance: float | Tensor) -> Moments:
-    """Logits (n, k) with covariances (n, k, k) that grow with the distance from the data (n,).
+def with_doubt(logits: Moments, novelty: Tensor, usual: Tensor, variance: Tensor) -> Moments:
+    """Calibrated logits (n, k), drawn back to the usual ones with the distance d from the data.
 
-    Off the data, logits may be anywhere within what they are on the data: ``variance`` is theirs.
+    Networks extrapolate, and are the surer the farther they do. So, off the data, logits come as
+    near to the ``usual`` ones, their averages (k,) over the data, as 1 / (1 + d)^2, and may be
+    anywhere within what they are there: d^2 times their average ``variance`` is added.
+
+    Args:
+        logits: of n rows.
+        novelty: (n,) d.
+        usual: (k,) their averages over the data.
+        variance: () their variance over the data.
     """
-    doubt = (novelty.square() * variance).to(mean)
-    return Moments(mean, Full(matrix + torch.diag_embed(doubt[:, None].expand_as(mean))))
+    d = novelty.to(logits.mean)[:, None]
+    near = (1 + d) ** -2
+    usual = usual.to(logits.mean)
+    added = torch.diag_embed((d.square() * variance.to(d)).expand_as(logits.mean))
+    matrix = near[..., None].square() * logits.covariance_matrix + added
+    return Moments(usual + near * (logits.mean - usual), Full(matrix))
 
 
 def prediction_sets(probability: Floats, strange: Floats, level: float) -> Bools:
     """(n, k) which classes to reckon with, so that a share ``level`` of rows has its own.
 
-    Conformal: a class of probability p belongs to the set if held-out rows whose own class was
-    less probable are more than a share 1 - level. The most probable class always does.
+    Conformal: a class belongs to the set if it is at least as probable as their own class was for a
+    share ``level`` of the held-out rows. The most probable class always does. The share is that of
+    all rows together: of a rare class it may be much less.
 
     Args:
         probability: (n, k) of the classes.
@@ -55,9 +68,11 @@ def threshold_of_risk(uncertainty: Floats, wrong: Bools, risk: float) -> float:
     if not 0 < risk < 1:
         raise ValueError(f"A risk is a share of errors between 0 and 1, got {risk}.")
     order = np.argsort(uncertainty, kind="stable")
+    values = uncertainty[order]
     shares = np.cumsum(wrong[order]) / np.arange(1, len(order) + 1)
-    kept = np.flatnonzero(shares <= risk)
-    return float(uncertainty[order[kept[-1]]]) if len(kept) else -math.inf
+    is_last = np.append(values[1:] > values[:-1], True)  # equal ones are answered all or none
+    kept = np.flatnonzero((shares <= risk) & is_last)
+    return float(values[kept[-1]]) if len(kept) else -math.inf
 
 
 def threshold_of_coverage(uncertainty: Floats, coverage: float) -> float:

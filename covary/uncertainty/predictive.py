@@ -160,6 +160,7 @@ class Predictive:
         gap = (y[..., None] - self.locations) / self.scales
         log = _unit_log_density(gap, self.df[:, None]) - np.log(self.scales)
         top = log.max(-1, keepdims=True)
+        top = np.where(np.isfinite(top), top, 0.0)  # of what is infinitely far
         with np.errstate(divide="ignore"):
             return cast(Floats, np.log((self.weights * np.exp(log - top)).sum(-1)) + top[..., 0])
 

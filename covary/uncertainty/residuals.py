@@ -12,9 +12,9 @@ with a network h; a, b and h have the highest likelihood of the residuals (docs/
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -141,8 +141,8 @@ class ResidualModel(nn.Module):
     def features(self, known: Evidence) -> Tensor:
         """(n, f) inputs of h, within what was seen when it was fitted.
 
-        Not the spread: of held-out rows fewer networks give it than of new ones, so that it is the
-        same on average, but its logarithm is not.
+        Not the spread: of held-out rows fewer networks give it than of new ones. It is the same on
+        average, but its logarithm is not.
         """
         emergent = (known.emergent / self.levels[0] + 1e-3).log()
         columns = [known.inputs, known.mean[:, None], emergent[:, None]]
@@ -176,8 +176,10 @@ class ResidualModel(nn.Module):
             df = torch.full_like(self.globals[..., :1], math.inf)
             if self.family == "student":
                 df = _LEAST_DF + F.softplus(3 + 3 * self.globals[..., 2:])
+            # A Student's t of squared scale 1 has the variance df / (df - 2); known is a variance.
+            added = known[..., None] * torch.where(torch.isinf(df), 1.0, 1 - 2 / df)
             zero = torch.zeros_like(total)
-            return Scales(zero, zero, total + known[..., None], df, parts)
+            return Scales(zero, zero, total + added, df, parts)
         logits, shifts, widths = out[..., 1:].chunk(3, -1)
         logits = logits.log_softmax(-1)
         shifts = shifts + torch.linspace(-0.5, 0.5, _COMPONENTS).to(shifts)
@@ -192,7 +194,8 @@ class FittedResiduals(NamedTuple):
     Attributes:
         model: fitted to all rows.
         levels: (n,) of each row, the probability of a residual at most as large as its own, by
-            networks that were fitted without the row; in order of the rows that were looked at.
+            networks that were fitted without the row (of fewer than 10 rows, with it); in order of
+            the rows that were looked at.
         losses: average negative log-likelihood of held-out residuals, by family.
         without: the same of the model's family without each of the ``PARTS``.
         shares: of each part in the squared scale, on average over rows.
@@ -253,6 +256,9 @@ def fit_residuals(
     _, without = _trained(family, known, residual, folds, masks, 0, seed)
     kept = _selected(model, slice(0, _FINAL))
     kept.loss = losses[family]
+    kept.globals[..., 2] = kept.globals[
+        ..., 2
+    ].mean()  # a target has one number of degrees of freedom
     found_parts = {name: part.mean(0) for name, part in kept(known).parts.items()}
     total = torch.stack(list(found_parts.values())).sum(0)
     shares = {name: float((part / total).mean()) for name, part in found_parts.items()}
@@ -321,34 +327,48 @@ def _trained(
     All are trained as one, the steps of each v as many as are best for its folds. Gives the model
     with v * (final + folds) networks, and the loss of each v on held-out rows.
     """
-    parts = int(folds.max()) + 1
+    parts, several = int(folds.max()) + 1, len(keeps)
     group = final + parts
-    model = _prepared(family, len(keeps) * group, known, residual)
+    model = _prepared(family, several * group, known, residual)
     generator = torch.Generator().manual_seed(seed)
+
+    def random(draw: Callable[..., Tensor], *shape: int) -> Tensor:
+        """(v * group, *shape) the same for each v, and for a fold whatever ``final`` is."""
+        every = draw(_FINAL + parts, *shape, generator=generator)
+        return every[-group:].repeat(several, *[1] * len(shape))
+
     with torch.no_grad():
         for weight in (model.first, model.second):
-            weight.normal_(0, weight.shape[1] ** -0.5, generator=generator)
+            weight.copy_(random(torch.randn, *weight.shape[1:]) * weight.shape[1] ** -0.5)
         model.keep.copy_(keeps.repeat_interleave(group, 0)[:, None])
     taken = torch.ones(group, len(residual), dtype=torch.bool)
     taken[final:] = folds != torch.arange(parts)[:, None]
-    fewest = int(taken.sum(1).min())
-    rows = torch.stack([each.nonzero()[:, 0][:fewest] for each in taken]).repeat(len(keeps), 1)
-    held = ~taken.repeat(len(keeps), 1)
+    taken = taken.repeat(several, 1)
+    counts, held = taken.sum(1, keepdim=True), ~taken
+    rows = torch.argsort(held, dim=1, stable=True)  # those it takes come first
     features, residual = model.features(known), residual.to(model.levels)
     variances = [each.to(model.levels) for each in (known.emergent, known.spread, known.known)]
+    weights = [value for value in model.parameters() if value is not model.globals]
+    groups: list[dict[str, Any]] = [
+        {"params": weights},
+        {"params": [model.globals], "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY, fused=True
+        groups,
+        lr=_LEARNING_RATE,
+        weight_decay=_WEIGHT_DECAY,
+        fused=True,
     )
-    best = torch.full((len(keeps),), math.inf)
-    waited = torch.zeros(len(keeps))
+    best = torch.full((several,), math.inf)
+    waited = torch.zeros(several)
     kept = {name: value.detach().clone() for name, value in model.named_parameters()}
     for step in range(_MOST_STEPS + 1):
         if step % _EVERY == 0:
             with torch.no_grad():
                 every = features.expand(len(model.keep), -1, -1)
                 log = model.scales(every, *variances).log_density(residual)
-            log = torch.where(held, log, 0.0).reshape(len(keeps), -1).sum(1)
-            loss = -log / held.reshape(len(keeps), -1).sum(1)
+            log = torch.where(held, log, 0.0).reshape(several, -1).sum(1)
+            loss = -log / held.reshape(several, -1).sum(1)
             better = loss < best
             best, waited = torch.where(better, loss, best), torch.where(better, 0, waited + _EVERY)
             chosen = better.repeat_interleave(group)[:, None, None]
@@ -358,7 +378,7 @@ def _trained(
                 break
         for group_of in optimizer.param_groups:
             group_of["lr"] = _LEARNING_RATE * min(1.0, (step + 1) / _WARM_UP)
-        some = torch.randint(0, fewest, (len(rows), min(_BATCH, fewest)), generator=generator)
+        some = (random(torch.rand, min(_BATCH, len(residual))) * counts).long()
         some = rows.gather(1, some)
         found = model.scales(features[some], *(each[some] for each in variances))
         optimizer.zero_grad()
