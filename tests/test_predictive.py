@@ -104,9 +104,18 @@ def test_distributions_are_placed_around_means_with_doubt_added_to_their_varianc
 
 def test_what_distributions_refuse():
     found = mixture(n=4)
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        found.ppf(1.0)
+    with pytest.raises(ValueError, match="probabilities from 0 to 1"):
+        found.ppf(1.01)
     with pytest.raises(ValueError, match="between 0 and 1, got 90"):
         found.interval(90)
     with pytest.raises(ValueError, match=r"of 4 rows and 1 targets take values of shape \(4, 1\)"):
         found.logpdf(np.zeros(5))
+
+
+@pytest.mark.parametrize("df", [3.0, np.inf])
+def test_ends_of_distributions_are_infinite(df):
+    found = mixture(n=5, df=df)
+    assert (found.ppf(1.0) == np.inf).all()
+    assert (found.ppf(0.0) == -np.inf).all()
+    assert np.isfinite(found.ppf(1e-300)).all()
+    assert (found.logpdf(np.inf) == -np.inf).all()

@@ -17,6 +17,8 @@ _NEAR, _ROUND_OFF = (
     1e-12,
     4e-16,
 )  # a step of so many scales, or of so much of the value, is the last
+# Quantiles of less have this one's: scipy's of Student's t end there.
+_LEAST_LEVEL = 1e-30
 # How far from 0 and 1 probabilities stay before they become normal scores.
 _LEAST_PROBABILITY = 1e-12
 
@@ -90,11 +92,16 @@ class Predictive:
         return self._out(self._cdf(self._in(y)))
 
     def ppf(self, q: ArrayLike) -> Floats:
-        """(n,) or (n, t) quantiles at probabilities q: a number, or (n,) or (n, t)."""
+        """(n,) or (n, t) quantiles at probabilities q: a number, or (n,) or (n, t).
+
+        They are infinite at 0 and 1.
+        """
         level = self._in(q)
-        if not ((level > 0) & (level < 1)).all():
-            raise ValueError("Quantiles need probabilities between 0 and 1, both left out.")
-        return self._out(self._ppf(level))
+        if not ((level >= 0) & (level <= 1)).all():
+            raise ValueError("Quantiles need probabilities from 0 to 1.")
+        inside = np.clip(level, _LEAST_LEVEL, 1 - np.finfo(np.float64).epsneg)
+        found = np.where(level > 0, self._ppf(inside), -np.inf)
+        return self._out(np.where(level < 1, found, np.inf))
 
     def interval(self, confidence: float) -> tuple[Floats, Floats]:
         """Ends of the central intervals that hold this share of the probability."""
