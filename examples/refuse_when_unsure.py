@@ -34,9 +34,10 @@ def main() -> None:
     }
     print(f"{len(y_test)} test digits, {wrong.mean():.1%} wrong if all are answered")
     figure, panel = plt.subplots(figsize=(6, 3.8))
-    for (name, score), color in zip(scores.items(), (BLUE, GREY, ORANGE), strict=True):
+    styles = ((BLUE, "-"), (GREY, "-"), (ORANGE, "--"))
+    for (name, score), (color, line) in zip(scores.items(), styles, strict=True):
         curve = metrics.risk_coverage(score, wrong)
-        panel.plot(100 * curve.coverage, 100 * curve.risk, color=color, label=name)
+        panel.plot(100 * curve.coverage, 100 * curve.risk, line, color=color, label=name)
         for answered in (0.95, 0.9, 0.8):
             risk = curve.risk[np.searchsorted(curve.coverage, answered)]
             print(f"  {name}: {risk:.2%} wrong of the surest {answered:.0%}")

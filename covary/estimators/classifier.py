@@ -37,9 +37,9 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
     """Classification with calibrated probabilities, and an uncertainty that finds its errors.
 
     Networks are trained on cross-entropy of the mean alone (SMUC). Temperature and size of their
-    covariance are fitted to rows that they have not seen. Off the training data logits are drawn
-    back to their averages and doubted, so that probabilities come closer to each other the farther
-    a row is away. The parameters are those of ``MomentRegressor``.
+    covariance are fitted to rows that they have not seen. Off the training data logits are smaller
+    and doubted, so that probabilities come closer to each other the farther a row is away. The
+    parameters are those of ``MomentRegressor``.
 
     Attributes:
         classes_: the labels, in the order of the network's outputs.
@@ -84,7 +84,7 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
         out = _logits(trained.held_out)
         self.calibration_ = fit_logits(out, truth)
         out = self.calibration_(out)
-        self._usual, self._variance = out.mean.mean(0), out.mean.var(0, correction=0).mean()
+        self._variance = out.mean.var(0, correction=0).mean()
         self._choose_score(out, truth)
         chance = scores.expected_softmax(out).gather(1, truth[:, None])[:, 0]
         self._strange = np.sort(1 - chance.numpy())
@@ -111,7 +111,7 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
         out: Moments = self.calibration_(
             _logits(self.network_.outputs(self._with_errors(x, X_std)))
         )
-        return with_doubt(out, self._novelty(x, is_strange), self._usual, self._variance)
+        return with_doubt(out, self._novelty(x, is_strange), self._variance)
 
     def predict(self, X: ArrayLike, *, X_std: ArrayLike | None = None) -> NDArray[Any]:
         """(n,) the most probable label."""

@@ -121,33 +121,29 @@ class ClassHead(nn.Module):
     """Calibrated probabilities of classes."""
 
     strange: Tensor  # (n,) in order, one minus the probability of held-out rows' own classes
-    usual: Tensor  # (k,) average logits over the data
     variance: Tensor  # () of logits over the data
 
-    def __init__(self, calibration: LogitCalibration, rows: int, classes: int) -> None:
+    def __init__(self, calibration: LogitCalibration, rows: int) -> None:
         super().__init__()
         self.calibration = calibration
-        self.register_buffer("usual", torch.zeros(classes, dtype=torch.float64))
         self.register_buffer("strange", torch.zeros(rows, dtype=torch.float64))
         self.register_buffer("variance", torch.zeros((), dtype=torch.float64))
 
     @classmethod
     def fit(cls, seen: Iterable[_Passed], y: Tensor, calibration: LogitCalibration) -> ClassHead:
         """To labels (n,) of held-out rows, which come in batches."""
-        means, chances = [], []
+        found, means, chances = cls(calibration, len(y)), [], []
         for some in seen:
             out = calibration(some.out)
             means.append(out.mean.double())
             chances.append(scores.expected_softmax(out).double())
-        logits = torch.cat(means)
-        found = cls(calibration, len(y), logits.shape[1])
-        found.usual, found.variance = logits.mean(0), logits.var(0, correction=0).mean()
+        found.variance = torch.cat(means).var(0, correction=0).mean()
         found.strange = (1 - torch.cat(chances).gather(1, y[:, None])[:, 0]).sort().values
         return found
 
     def forward(self, seen: _Passed, novelty: Tensor) -> Answers:
-        """Off the data logits are drawn back to the usual ones, and are in doubt."""
-        logits = with_doubt(self.calibration(seen.out), novelty, self.usual, self.variance)
+        """Off the data logits are smaller, and in doubt."""
+        logits = with_doubt(self.calibration(seen.out), novelty, self.variance)
         probability = scores.expected_softmax(logits).double()
         return Answers(probability.numpy(), scores.doubt(probability), novelty)
 
@@ -235,8 +231,7 @@ def _restored(run: Run, tensors: Mapping[str, Tensor], about: Mapping[str, str])
     head: TargetHead | ClassHead
     if run.classifies:
         temperature, scale, noise = json.loads(about["calibration"])
-        sizes = (len(tensors[f"head.{name}"]) for name in ("strange", "usual"))
-        head = ClassHead(LogitCalibration(temperature, scale), *sizes)
+        head = ClassHead(LogitCalibration(temperature, scale), len(tensors["head.strange"]))
         net = net if noise is None else with_noise(net, noise)
     else:
         models = []

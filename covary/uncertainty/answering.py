@@ -16,25 +16,24 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
-def with_doubt(logits: Moments, novelty: Tensor, usual: Tensor, variance: Tensor) -> Moments:
-    """Calibrated logits (n, k), drawn back to the usual ones with the distance d from the data.
+def with_doubt(logits: Moments, novelty: Tensor, variance: Tensor) -> Moments:
+    """Calibrated logits (n, k), the less sure the farther from the data their rows are.
 
-    Networks extrapolate, and are the surer the farther they do. So, off the data, logits come as
-    near to the ``usual`` ones, their averages (k,) over the data, as 1 / (1 + d)^2, and may be
-    anywhere within what they are there: d^2 times their average ``variance`` is added.
+    Networks extrapolate, and are the surer the farther they do. So, at a distance d from the data,
+    means are divided by (1 + d)^2, which keeps their order, and d^2 times the variance that logits
+    have over the data is added to each.
 
     Args:
         logits: of n rows.
         novelty: (n,) d.
-        usual: (k,) their averages over the data.
-        variance: () their variance over the data.
+        variance: () of logits over the data.
     """
     d = novelty.to(logits.mean)[:, None]
     near = (1 + d) ** -2
-    usual = usual.to(logits.mean)
     added = torch.diag_embed((d.square() * variance.to(d)).expand_as(logits.mean))
-    matrix = near[..., None].square() * logits.covariance_matrix + added
-    return Moments(usual + near * (logits.mean - usual), Full(matrix))
+    return Moments(
+        near * logits.mean, Full(near[..., None].square() * logits.covariance_matrix + added)
+    )
 
 
 def prediction_sets(probability: Floats, strange: Floats, level: float) -> Bools:
