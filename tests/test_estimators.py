@@ -18,7 +18,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from covary.estimators import SCORES, MomentClassifier, MomentRegressor
+from covary.estimators import ERROR_SCORES, MomentClassifier, MomentRegressor
 from covary.estimators.data import cross_validation
 from covary.uncertainty.metrics import auroc
 
@@ -251,7 +251,7 @@ def test_the_score_of_a_classifier_finds_errors_as_well_as_its_largest_probabili
     x = random.standard_normal((900, 3))
     y = (x[:, 0] + 0.7 * random.standard_normal(900) > 0).astype(int)
     model = MomentClassifier(**SMALL).fit(x[:600], y[:600])
-    assert model.score_ in SCORES
+    assert model.score_ in ERROR_SCORES
     assert model.score_aurocs_[model.score_] == max(model.score_aurocs_.values())
     wrong = model.predict(x[600:]) != y[600:]
     own, largest = model.uncertainty(x[600:]), 1 - model.predict_proba(x[600:]).max(1)

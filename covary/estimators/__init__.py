@@ -12,7 +12,7 @@ except ImportError as error:
     ) from error
 
 from covary.estimators.base import EFFORTS
-from covary.estimators.classifier import SCORES, MomentClassifier
+from covary.estimators.classifier import ERROR_SCORES, MomentClassifier
 from covary.estimators.regressor import MomentRegressor
 
-__all__ = ["EFFORTS", "SCORES", "MomentClassifier", "MomentRegressor"]
+__all__ = ["EFFORTS", "ERROR_SCORES", "MomentClassifier", "MomentRegressor"]

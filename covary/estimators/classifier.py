@@ -22,12 +22,9 @@ from covary.uncertainty import metrics, scores
 from covary.uncertainty.answering import prediction_sets, threshold_of_risk, with_doubt
 from covary.uncertainty.calibration import fit_logits
 
-# What ``uncertainty`` may be, by name: higher is less sure.
-SCORES: dict[str, Callable[[Moments], Tensor]] = {
-    "expected_max": scores.expected_max,
-    "expected_entropy": lambda out: _entropy(scores.expected_softmax(out)),
-    "entropy": scores.entropy,
-    "max_softmax": scores.max_softmax,
+# What ``uncertainty`` may be, by name: scores of ``covary.uncertainty.scores``.
+ERROR_SCORES: dict[str, Callable[[Moments], Tensor]] = {
+    score.__name__: score for score in (scores.expected_max, scores.max_softmax, scores.entropy)
 }
 # Fewer held-out errors do not say which score finds errors best.
 _LEAST_ERRORS = 10
@@ -39,13 +36,13 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
     Networks are trained on cross-entropy of the mean alone (SMUC). Temperature and size of their
     covariance are fitted to rows that they have not seen. Off the training data logits are smaller
     and doubted, so that probabilities come closer to each other the farther a row is away. The
-    parameters are those of ``MomentRegressor``.
+    parameters are those of ``MomentRegressor``, but for ``variance`` and ``distribution``.
 
     Attributes:
         classes_: the labels, in the order of the network's outputs.
         calibration_: the layer that calibrates logits, ``covary.uncertainty.calibration``.
-        score_: the name of the score that ``uncertainty`` gives: of ``covary.estimators.SCORES``
-            the one that finds most errors of held-out rows.
+        score_: the name of the score that ``uncertainty`` gives: of
+            ``covary.estimators.ERROR_SCORES`` the one that finds most errors of held-out rows.
         score_aurocs_: of each score, how well it finds them (area under the ROC curve).
 
     Examples:
@@ -95,9 +92,9 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
         """Which score finds errors of held-out rows best, and what it is for them."""
         predicted = scores.expected_softmax(out).argmax(-1)
         wrong = (predicted != truth).numpy()
-        values = {name: score(out).double().numpy() for name, score in SCORES.items()}
+        values = {name: score(out).double().numpy() for name, score in ERROR_SCORES.items()}
         self.score_aurocs_ = {}
-        self.score_ = next(iter(SCORES))
+        self.score_ = next(iter(ERROR_SCORES))
         if _LEAST_ERRORS <= wrong.sum() < len(wrong):
             self.score_aurocs_ = {
                 name: metrics.auroc(value[wrong], value[~wrong]) for name, value in values.items()
@@ -139,7 +136,9 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
 
     def uncertainty(self, X: ArrayLike, *, X_std: ArrayLike | None = None) -> Floats:
         """(n,) higher is less sure: the score ``score_``, which held-out rows chose."""
-        return cast(Floats, SCORES[self.score_](self.moments(X, X_std=X_std)).double().numpy())
+        return cast(
+            Floats, ERROR_SCORES[self.score_](self.moments(X, X_std=X_std)).double().numpy()
+        )
 
     def threshold(self, *, risk: float) -> float:
         """The uncertainty up to which rows may be answered with at most this share of errors.
@@ -171,8 +170,3 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
 def _logits(found: Outputs) -> Moments:
     """Moments of logits, before their calibration."""
     return Moments(found.mean, Full(found.emergent + found.errors + found.spread))
-
-
-def _entropy(probabilities: Tensor) -> Tensor:
-    found: Tensor = torch.special.entr(probabilities).sum(-1)
-    return found

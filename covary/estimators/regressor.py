@@ -59,8 +59,8 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
     Args:
         effort: ``"quick"``, ``"default"`` or ``"thorough"``: how much is trained
             (``covary.estimators.EFFORTS``); single choices are made by the other arguments.
-        variance: ``"learned"``, or ``"emergent"`` for the covariance of the networks alone, times
-            one number and plus another (``covary.uncertainty.calibration.fit_variance``).
+        variance: ``"learned"``, or ``"emergent"`` for the variance that emerges in the networks
+            alone, times one number and plus another, both fitted to the same residuals.
         distribution: ``"normal"``, ``"student"``, ``"mixture"`` (of several modes), or ``"auto"``
             for that under which held-out rows are likeliest. Of fewer than 40 rows there is no
             mixture, of fewer than 10 it is normal.
@@ -88,7 +88,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
     Attributes:
         variance_parts_: of ``"emergent"``, ``"spread"`` and ``"learned"``, the ``VariancePart``:
             its share of the variance, and by how much it makes held-out rows likelier; averages
-            over targets. None where there is nothing to choose.
+            over targets. Empty for fewer than 10 rows.
         held_out_loss_: negative log density of a target of a held-out row, in nats, on its own
             scale; the average over targets. NaN for fewer than 10 rows.
         distribution_: that of each target.
@@ -105,6 +105,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
 
     _objective = RegressionLoss
 
+    # scikit-learn reads the parameters of an estimator off this signature, so it stands here whole.
     def __init__(
         self,
         effort: str = "default",
