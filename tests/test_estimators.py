@@ -93,12 +93,17 @@ def of_sine():
     return MomentRegressor("quick", random_state=0).fit(*sine(1000, 0))
 
 
-def test_the_mean_is_the_networks_own(regressor, diabetes):
-    _, x, _, _ = diabetes
+def test_the_mean_is_that_of_the_networks_and_of_neighbours(regressor, diabetes):
+    x_train, x, y_train, _ = diabetes
     mean, std = regressor.predict(x, return_std=True)
     with torch.no_grad():
         out = regressor.network_(torch.tensor(x))
-    np.testing.assert_allclose(mean, out.mean[:, 0], rtol=1e-9)
+    alone = MomentRegressor(**SMALL, neighbours=0).fit(x_train, y_train)
+    np.testing.assert_allclose(alone.predict(x), out.mean[:, 0], rtol=1e-9)
+    np.testing.assert_array_equal(alone.neighbour_shares_, [0.0])
+    local = regressor._neighbours(regressor.network_.standardize(torch.tensor(x)).numpy())
+    added = regressor.neighbour_shares_ * local.residual * y_train.std()
+    np.testing.assert_allclose(mean, (out.mean.numpy() + added)[:, 0], rtol=1e-9)
     np.testing.assert_allclose(regressor.predict(x), mean)
     np.testing.assert_allclose(regressor.uncertainty(x), std, rtol=1e-6)
     np.testing.assert_allclose(regressor.moments(x).stddev[:, 0], std)

@@ -91,6 +91,22 @@ def test_densities_integrate_to_one_around_a_mean_of_zero(family):
         assert integrate.trapezoid(points * density, points, axis=1) == pytest.approx(0, abs=0.01)
 
 
+def test_targets_of_different_families_together():
+    known, random = evidence(300)
+    residual = torch.tensor(random.standard_normal(300))
+    every = [
+        fit_residuals(known, residual, families=[family]).model(known)
+        for family in ("mixture", "student", "normal")
+    ]
+    both = distributions(every, np.eye(3))
+    y = random.standard_normal((300, 3))
+    for column, found in enumerate(every):
+        alone = distributions([found], np.eye(1))
+        np.testing.assert_allclose(both.cdf(y)[:, column], alone.cdf(y[:, [column]])[:, 0])
+        np.testing.assert_allclose(both.ppf(0.9)[:, column], alone.ppf(0.9)[:, 0])
+        np.testing.assert_allclose(both.var()[:, column], alone.var()[:, 0])
+
+
 def test_known_variance_is_not_learned_again():
     known, random = evidence(1000)
     extra = torch.linspace(0.0, 4.0, 1000).double()

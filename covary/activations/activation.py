@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -19,6 +21,7 @@ Function = Callable[[Tensor], Tensor]
 Formula = Callable[[Tensor, Tensor], "ActivationMoments"]
 # Variances above this can be divided by.
 _TINY = 1e-30
+_all_positive: ContextVar[bool] = ContextVar("variances are positive", default=False)
 
 
 class ActivationMoments(NamedTuple):
@@ -56,6 +59,7 @@ class MomentActivation:
         neuron: the spiking neuron whose rate is the mean, and whose spike count has the variance.
         response: the formula of ``respond`` in fewer passes over memory, with errors small beside
             sigma, if not beside the result.
+        mean_and_gain: the formula of ``first`` for ``var > 0``, where the variance costs much more.
     """
 
     name: str
@@ -64,22 +68,30 @@ class MomentActivation:
     moments: Formula
     neuron: LIF | None = None
     response: Callable[[Tensor, Tensor], LinearResponse] | None = None
+    mean_and_gain: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
     def __call__(self, mu: Tensor, var: Tensor) -> ActivationMoments:
         """Mean, variance and gain of h(x) for x ~ N(mu, var), var >= 0."""
-        # Divisions by var, twice over in a backward pass, stay finite down to here.
-        least = 100 * torch.finfo(var.dtype).tiny
-        if is_readable(var) and bool(var.min() > least):
+        noisy = _above_zero(var)
+        if noisy is None:
             return self.moments(mu, var)
-        noisy = var > least
-        # Formulas see 1 in place of 0: not even the branch that is thrown away may make a NaN,
-        # which would come back through the gradient of torch.where.
         mean, variance, gain = self.moments(mu, torch.where(noisy, var, 1.0))
         return ActivationMoments(
             torch.where(noisy, mean, self.function(mu)),
             torch.where(noisy, variance, 0.0),
             torch.where(noisy, gain, self.slope(mu)),
         )
+
+    def first(self, mu: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and gain alone, (B, n) each."""
+        if self.mean_and_gain is None:
+            found = self(mu, var)
+            return found.mean, found.gain
+        noisy = _above_zero(var)
+        if noisy is None:
+            return self.mean_and_gain(mu, var)
+        mean, gain = self.mean_and_gain(mu, torch.where(noisy, var, 1.0))
+        return torch.where(noisy, mean, self.function(mu)), torch.where(noisy, gain, self.slope(mu))
 
     def respond(self, mu: Tensor, var: Tensor, *, least: float = 0.0) -> LinearResponse:
         """Mean, gain and excess of h(x) for x ~ N(mu, var), var >= least >= 0."""
@@ -168,6 +180,33 @@ def _hint(activation: object) -> str:
     name = activation if isinstance(activation, str) else type(activation).__name__
     close = difflib.get_close_matches(name.lower(), _REGISTRY, n=1, cutoff=0.7)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _above_zero(var: Tensor) -> Tensor | None:
+    """Which variances formulas may divide by; None if it is certain that these are all.
+
+    Formulas see 1 in place of the others: not even the branch that is thrown away may make a NaN,
+    which would come back through the gradient of torch.where.
+    """
+    # Divisions by var, twice over in a backward pass, stay finite down to here.
+    least = 100 * torch.finfo(var.dtype).tiny
+    if _all_positive.get() or (is_readable(var) and bool(var.min() > least)):
+        return None
+    return var > least
+
+
+@contextmanager
+def positive_variances() -> Iterator[None]:
+    """The caller knows that all variances in this block are above 0 by far.
+
+    Where values cannot be looked at (under vmap), activations would compute h(mu), too, for those
+    that might be 0.
+    """
+    before = _all_positive.set(True)
+    try:
+        yield
+    finally:
+        _all_positive.reset(before)
 
 
 def is_readable(x: Tensor) -> bool:

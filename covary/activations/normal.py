@@ -241,16 +241,23 @@ def _erf_moments(mu: Tensor, var: Tensor) -> ActivationMoments:
     return ActivationMoments(mean, 4 * probit.variance, 2 * math.sqrt(2) * probit.gain)
 
 
-@by_nodes
-def _gelu_moments(mu: Tensor, var: Tensor) -> ActivationMoments:
-    """Moments of x Phi(x); docs/theory.md, eqs. (16), (17)."""
+def _gelu_mean_and_gain(mu: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and gain of x Phi(x); docs/theory.md, eq. (16)."""
     total = 1 + var
     spread = total.sqrt()
     beyond = tail(mu, spread)
     mean = F.relu(mu) + (var * beyond.first - beyond.a * beyond.mass) / spread
     gain_below = beyond.mass - beyond.a * beyond.density / total
-    gain = torch.where(mu > 0, 1 - gain_below, gain_below)
-    mu_squared = _square(mu)
+    # As in ``_positive``, without a torch.where; but gains of negative means may be negative, too.
+    sign = torch.copysign(torch.ones_like(mu), mu)
+    return mean, torch.addcmul(F.relu(sign), sign, gain_below, value=-1)
+
+
+@by_nodes
+def _gelu_moments(mu: Tensor, var: Tensor) -> ActivationMoments:
+    """Moments of x Phi(x); docs/theory.md, eqs. (16), (17)."""
+    mean, gain = _gelu_mean_and_gain(mu, var)
+    total, mu_squared = 1 + var, _square(mu)
 
     def integrand(log_w: Tensor) -> Tensor:
         # Coordinates along and across the diagonal x1 = x2 of two correlated copies of x.
@@ -294,6 +301,7 @@ _TABLE: dict[str, tuple[Function, Function, Formula]] = {
     # Not F.gelu, which in float32 has lost every digit of the negative tail by x = -5.
     "gelu": (lambda x: x * _probit(x), lambda x: _probit(x) + x * _density(x), _gelu_moments),
 }
+_CHEAPER = {"gelu": _gelu_mean_and_gain}
 for _name, _parts in _TABLE.items():
-    register(MomentActivation(_name, *_parts))
+    register(MomentActivation(_name, *_parts, mean_and_gain=_CHEAPER.get(_name)))
 register(MomentActivation("relu", F.relu, _relu_slope, _leaky_moments, response=_relu_response))

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from covary import linalg
-from covary.activations import ActivationMoments
+from covary.activations import MomentActivation
 
 Value = TypeVar("Value", bound=type)
 # Which samples of a batch: whatever indexes the first dimension of a tensor and keeps it.
@@ -118,11 +118,11 @@ class Covariance(ABC):
         return changed
 
     def activate(
-        self, activation: Callable[[Tensor, Tensor], ActivationMoments], mean: Tensor
-    ) -> tuple[ActivationMoments, Covariance]:
-        """What the activation gives at the means (B, n), and the covariance behind it."""
-        response = activation(mean, self.unit_variance)
-        return response, self.gate(response.gain, response.variance)
+        self, activation: MomentActivation, mean: Tensor
+    ) -> tuple[Tensor, Tensor, Covariance]:
+        """Mean and gain of the activation at the means (B, n), and the covariance behind it."""
+        found = activation(mean, self.unit_variance)
+        return found.mean, found.gain, self.gate(found.gain, found.variance)
 
     def quadratic(self, rows: Tensor) -> Tensor:
         """R C R^T for rows (1 | B, r, n): (1 | B, r, r)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covary import linalg
-from covary.activations import ActivationMoments
+from covary.activations import MomentActivation
 from covary.covariance.base import Covariance, Selection, register_value
 
 
@@ -248,12 +247,11 @@ class Shared(Covariance):
     def select(self, samples: Selection) -> Shared:
         return self
 
-    def activate(
-        self, activation: Callable[[Tensor, Tensor], ActivationMoments], mean: Tensor
-    ) -> tuple[ActivationMoments, Shared]:
+    def activate(self, activation: MomentActivation, mean: Tensor) -> tuple[Tensor, Tensor, Shared]:
         variance = self.variance
         common = activation(mean.mean(0, keepdim=True), variance)
-        return activation(mean, variance), self.gate(common.gain, common.variance)
+        # The variances of single samples are not wanted.
+        return *activation.first(mean, variance), self.gate(common.gain, common.variance)
 
 
 @partial(register_value, constants=["rows"])

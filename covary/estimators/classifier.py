@@ -78,6 +78,7 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
             )
         truth = torch.tensor(labels)
         trained, _ = self._train(torch.tensor(x), truth, X_std, len(self.classes_), labels)
+        truth = truth[trained.rows]
         out = _logits(trained.held_out)
         self.calibration_ = fit_logits(out, truth)
         out = self.calibration_(out)

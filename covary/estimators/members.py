@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from covary.activations import MomentActivation
 from covary.covariance import Full
-from covary.estimators.data import Fold, Rows
+from covary.estimators.data import Fold
 from covary.inputs import in_batches
 from covary.models import mlp, with_covariance
 from covary.moments import Moments
@@ -27,6 +28,9 @@ _NUMBERS_AT_A_TIME = 2**24
 _BATCHES_OF_ONE_SIZE = 10
 # A recipe of less of the largest weight is left out: it costs as much and says little.
 _LEAST_WEIGHT = 0.1
+# Held-out rows that are looked at: more say little more.
+_MOST_HELD_OUT = 20_000
+_ROWS_THAT_SHARE = 4096  # a covariance, where the means of training rows are wanted alone
 
 
 class Recipe(NamedTuple):
@@ -54,7 +58,7 @@ class TrainingTable:
     outputs: int
     seed: int
 
-    def inputs(self, rows: Rows) -> Tensor | Moments:
+    def inputs(self, rows: Tensor) -> Tensor | Moments:
         """Some inputs, with errors if they have any."""
         return measured(self.x[rows], None if self.std is None else self.std[rows])
 
@@ -176,19 +180,34 @@ class Ensemble(nn.Module):
             parts.append(_outputs(means, matrix, exact_means, exact, self.folds))
         return Outputs(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
+    @torch.no_grad()
+    def means_of_folds(self, x: Tensor) -> Tensor:
+        """(folds, n, t) standardised means of raw inputs (n, d), averaged over a fold's members.
+
+        Rows share covariances, as in training, which costs far less than one for each.
+        """
+        shared = [with_covariance(member, "shared") for member in self.members]
+        some = self.standardize(x).split(_ROWS_THAT_SHARE)
+        means = torch.stack([torch.cat([net(each).mean for each in some]) for net in shared])
+        return means.view(self.folds, -1, *means.shape[1:]).mean(1)
+
 
 class TrainedMembers(NamedTuple):
     """Trained members, and what they say of rows that they have not seen.
 
     Attributes:
         ensemble: all members.
-        held_out: of each row, by the members of its fold.
+        fold: (n,) by whose members each row is held out.
+        rows: (m,) those whose held-out predictions are looked at: all, or many.
+        held_out: of these rows, by the members of their folds.
         weights: of the recipes.
         errors: of each recipe, the loss of its held-out predictions.
         history: each epoch, averaged over networks.
     """
 
     ensemble: Ensemble
+    fold: Tensor
+    rows: Tensor
     held_out: Outputs
     weights: dict[Recipe, float]
     errors: dict[Recipe, float]
@@ -240,19 +259,26 @@ def train(
     trained = iter(architecture.predicting(cast(Any, one).net) for one in loss.unstack())
     table = [[next(trained) for _ in recipes] for _ in seeds]  # members, then recipes
     standardize = standardize.double()
-    means, matrices = _unseen(task, standardize, folds, table)
-    y = y.to(means) if y.is_floating_point() else y
+    looked_at = _held_out(folds, task.seed)
+    rows = torch.cat(looked_at).sort().values
+    means, matrices = _unseen(task, standardize, looked_at, table)
+    y = (y.to(means) if y.is_floating_point() else y)[rows]
     averages = means.mean(1)
     weights = _weights(averages, y, loss_of)
     kept = [c for c, weight in enumerate(weights.tolist()) if weight > 0]
     mixed, matrix = torch.tensordot(weights, means, 1), torch.tensordot(weights, matrices, 1)
     held_out = _outputs(mixed, matrix, mixed, matrix)
     if task.std is not None:
-        without = _unseen(replace(task, std=None), standardize, folds, table)
+        without = _unseen(replace(task, std=None), standardize, looked_at, table)
         held_out = _outputs(mixed, matrix, *(torch.tensordot(weights, e, 1) for e in without))
     chosen = [Member([row[c] for c in kept], weights[kept]) for row in table]
+    fold_of = torch.zeros(len(task.x), dtype=torch.long)
+    for number, fold in enumerate(folds):
+        fold_of[fold.held_out] = number
     return TrainedMembers(
         Ensemble(standardize, chosen, len(folds), rescale),
+        fold_of,
+        rows,
         held_out,
         {recipes[c]: float(weights[c]) for c in kept},
         {recipe: float(loss_of(mean, y)) for recipe, mean in zip(recipes, averages, strict=True)},
@@ -273,25 +299,32 @@ def _rows_of_each(folds: Sequence[Fold], members: int, batch: int, seed: int) ->
     return torch.as_tensor(np.stack(chosen))
 
 
+def _held_out(folds: Sequence[Fold], seed: int) -> list[Tensor]:
+    """The held-out rows of each fold, or as many of them as are looked at."""
+    random = np.random.default_rng(seed)
+    most = math.ceil(_MOST_HELD_OUT / len(folds))
+    return [torch.as_tensor(random.permutation(fold.held_out)[:most]) for fold in folds]
+
+
 @torch.no_grad()
 def _unseen(
     task: TrainingTable,
     standardize: Standardize,
-    folds: Sequence[Fold],
+    held_out: Sequence[Tensor],
     table: Sequence[Sequence[nn.Module]],
 ) -> tuple[Tensor, Tensor]:
     """What networks say of rows that they have not seen, by recipe: means (c, m, n, t), and
     covariances (c, n, t, t) averaged over the m members of the fold that holds a row out."""
-    members = len(table) // len(folds)
+    members = len(table) // len(held_out)
     means, matrices = [], []
-    for number, fold in enumerate(folds):
+    for number, rows in enumerate(held_out):
         own = table[number * members : (number + 1) * members]
-        for some in in_batches(task.inputs(fold.held_out), _rows_at_a_time(own[0][0])):
+        for some in in_batches(task.inputs(rows), _rows_at_a_time(own[0][0])):
             given = standardize(some)
             found = [_of_each(row, given) for row in own]
             means.append(torch.stack([each for each, _ in found]))
             matrices.append(torch.stack([each for _, each in found]).mean(0))
-    order = torch.cat([torch.as_tensor(fold.held_out) for fold in folds]).argsort()
+    order = torch.cat(list(held_out)).argsort()
     return torch.cat(means, 2)[:, :, order].transpose(0, 1), torch.cat(matrices, 1)[:, order]
 
 

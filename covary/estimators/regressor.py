@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from covary.budget import Budget
 from covary.covariance import Full
 from covary.estimators.base import Floats, MomentEstimator
 from covary.estimators.members import Outputs, TrainedMembers, TrainingTable
+from covary.estimators.neighbours import MOST_REFERENCES, Local, Neighbours, shares
 from covary.moments import Moments
 from covary.training import RegressionLoss
 from covary.uncertainty.predictive import Predictive
@@ -64,6 +66,9 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         distribution: ``"normal"``, ``"student"``, ``"mixture"`` (of several modes), or ``"auto"``
             for that under which held-out rows are likeliest. Of fewer than 40 rows there is no
             mixture, of fewer than 10 it is normal.
+        neighbours: training rows that are looked at near a new one. Their residuals correct means
+            as far as that helped held-out rows (``neighbour_shares_``), and the learned variance
+            sees them; 0 for networks alone. With ``variance="emergent"`` there are none.
         hidden: units of each hidden layer.
         activation: of all hidden layers: a name of ``covary.activations.names()``, or a
             ``MomentActivation``.
@@ -89,6 +94,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         variance_parts_: of ``"emergent"``, ``"spread"`` and ``"learned"``, the ``VariancePart``:
             its share of the variance, and by how much it makes held-out rows likelier; averages
             over targets. Empty for fewer than 10 rows.
+        neighbour_shares_: (t,) how much of the neighbours' average residual is added to means.
         held_out_loss_: negative log density of a target of a held-out row, in nats, on its own
             scale; the average over targets. NaN for fewer than 10 rows.
         distribution_: that of each target.
@@ -112,6 +118,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         *,
         variance: str = "learned",
         distribution: str = "auto",
+        neighbours: int = 16,
         hidden: Sequence[int] = (64, 64),
         activation: str | MomentActivation = "gelu",
         noise: float | Sequence[float] = 0.1,
@@ -132,7 +139,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
             batch_size=batch_size, lr=lr, missing=missing, random_state=random_state,
             verbose=verbose,
         )  # fmt: skip
-        self.variance, self.distribution = variance, distribution
+        self.variance, self.distribution, self.neighbours = variance, distribution, neighbours
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -159,6 +166,9 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
                 f"distribution must be auto or one of {', '.join(FAMILIES)}, got "
                 f"{self.distribution!r}."
             )
+        is_whole = isinstance(self.neighbours, Integral) and not isinstance(self.neighbours, bool)
+        if not is_whole or self.neighbours < 0:
+            raise ValueError(f"neighbours must be 0 or more, got {self.neighbours!r}.")
         x, target = self._validated(X, y, multi_output=True, y_numeric=True)
         self._one_dimensional = target.ndim == 1
         columns = torch.tensor(target.reshape(len(x), -1), dtype=torch.float64)
@@ -172,11 +182,14 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         rescale = self.network_.rescale
         assert rescale is not None
         y, inputs = (task.y - rescale.shift) / rescale.scale, self.network_.standardize(task.x)
-        found, t = trained.held_out, y.shape[1]
+        rows, found, t = trained.rows, trained.held_out, y.shape[1]
+        local = self._fit_neighbours(trained, task.x, y, inputs)
+        found = _corrected(found, local, self.neighbour_shares_)
+        residual = y[rows] - found.mean
         self._residuals: list[FittedResiduals] = [
             fit_residuals(
-                _evidence(inputs, found, column),
-                (y - found.mean)[:, column],
+                _evidence(inputs[rows], found, local, column),
+                residual[:, column],
                 parts=PARTS if self.variance == "learned" else ("emergent",),
                 families=FAMILIES if self.distribution == "auto" else (self.distribution,),
                 seed=task.seed,
@@ -192,6 +205,28 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
             np.mean([each.model.loss + u for each, u in zip(self._residuals, units, strict=True)])
         )
         self.variance_parts_ = self._parts_worth()
+
+    def _fit_neighbours(
+        self, trained: TrainedMembers, x: Tensor, y: Tensor, inputs: Tensor
+    ) -> Local | None:
+        """Remember residuals of training rows; what they say of held-out ones.
+
+        How much of it is added to means is what held-out rows say.
+        """
+        self._neighbours, self.neighbour_shares_ = None, np.zeros(y.shape[1])
+        if self.neighbours == 0 or self.variance == "emergent":
+            return None
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+        kept = order[:MOST_REFERENCES].sort().values
+        residuals = (y[kept] - self.network_.means_of_folds(x[kept])).numpy()
+        fold = trained.fold.numpy()
+        self._neighbours = Neighbours(
+            inputs[kept].numpy(), residuals, fold[kept.numpy()], self.neighbours
+        )
+        rows = trained.rows
+        local = self._neighbours(inputs[rows].numpy(), fold[rows.numpy()])
+        self.neighbour_shares_ = shares(local.residual, (y[rows] - trained.held_out.mean).numpy())
+        return local
 
     def _parts_worth(self) -> dict[str, VariancePart]:
         """The share and the gain of each part of the variance, averaged over targets."""
@@ -227,8 +262,10 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         inputs = self.network_.standardize(x)
         rescale = self.network_.rescale
         assert rescale is not None
+        local = None if self._neighbours is None else self._neighbours(inputs.numpy())
+        out = _corrected(out, local, self.neighbour_shares_)
         every = [
-            each.model(_evidence(inputs, out, column))
+            each.model(_evidence(inputs, out, local, column))
             for column, each in enumerate(self._residuals)
         ]
         near = distributions(every, self._correlation)
@@ -325,8 +362,18 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         return Budget({name: torch.tensor(part) for name, part in parts.items()})
 
 
-def _evidence(inputs: Tensor, found: Outputs, column: int) -> Evidence:
+def _corrected(found: Outputs, local: Local | None, share: Floats) -> Outputs:
+    """With a share (t,) of what neighbours' residuals are added to means."""
+    if local is None:
+        return found
+    added = torch.tensor(share * local.residual)
+    return found._replace(mean=found.mean + added, exact=found.exact + added)
+
+
+def _evidence(inputs: Tensor, found: Outputs, local: Local | None, column: int) -> Evidence:
     """What is known of rows for one target."""
+    if local is not None:
+        inputs = torch.cat([inputs, torch.tensor(local.features(column))], 1)
     emergent, spread, errors = (
         each[:, column, column] for each in (found.emergent, found.spread, found.errors)
     )

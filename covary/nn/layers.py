@@ -56,12 +56,11 @@ class Activation(nn.Module):
     def forward(self, moments: Moments) -> Moments:
         mu, cov = moments.mean, moments.cov
         with without_autocast(mu.device), covariance_grad():
-            out, activated = cov.activate(self.activation, mu)
+            mean, gain, activated = cov.activate(self.activation, mu)
         if covariance_is_supervised() or not torch.is_grad_enabled():
-            return Moments(out.mean, activated)
+            return Moments(mean, activated)
         var = cov.unit_variance.detach()
-        mean = mean_of_constant_variance(mu, var, out.mean, out.gain, self.activation)
-        return Moments(mean, activated)
+        return Moments(mean_of_constant_variance(mu, var, mean, gain, self.activation), activated)
 
     def plain(self) -> Function:
         return Function(self.activation)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import zip_longest
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import torch
@@ -18,16 +18,18 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from covary.activations.activation import positive_variances
 from covary.models import have_tracking_buffers, noisy_layers
-from covary.nn import Lift, Noisy
+from covary.nn import Activation, Lift, Noise, Noisy
 from covary.nn.protocol import taken
 from covary.settings import covariance_is_supervised, is_autocast
 from covary.training.batches import count, divided, shuffled
 
 # Parameters and buffers by name, and the noise of each noisy layer.
 State = tuple[dict[str, Tensor], Tensor]
-# Recording takes as long as some dozens of steps, so there have to be more of them than a few.
-_STEPS_BEFORE_RECORDING = 5
+# Recording takes as long as a few steps that are not recorded, so the first of a shape is not.
+_STEPS_BEFORE_RECORDING = 1
+_LEAST_NOISE = 1e-12  # of which a variance can be divided by in float32
 
 
 class Replicas(nn.Module):
@@ -181,6 +183,7 @@ class ReplicaLoss(nn.Module):
         key = (
             *((value.shape, value.dtype, value.device) for value in inputs),
             covariance_is_supervised(),
+            _is_always_noisy(self.replicas),
             is_autocast(inputs[0].device),
             *(parameter.requires_grad for parameter in self.parameters()),
             *((part.training, getattr(part, "covariance", "")) for part in self.modules()),
@@ -209,7 +212,8 @@ class ReplicaLoss(nn.Module):
         # Recording runs the step once, which must update no buffer and take no random number.
         copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         device = inputs[0].device
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        certain = positive_variances() if _is_always_noisy(self.replicas) else nullcontext()
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), certain:
             recorded = make_fx(step)((copies, noises), *inputs)
         # The covariance of the output, for one, which no loss of the mean looks at.
         recorded.graph.eliminate_dead_code()
@@ -276,6 +280,20 @@ class ReplicaBatches:
         orders = torch.stack([shuffled(samples, seed, epoch) for seed in self.seeds])
         for rows in divided(self.rows.gather(1, orders), self.batch_size, dim=1)[skip:]:
             yield tuple(each[rows].transpose(0, 1) for each in self.tensors)
+
+
+def _is_always_noisy(replicas: Replicas) -> bool:
+    """Whether noise is added right before each activation, by all replicas."""
+    if not bool((replicas.noises > _LEAST_NOISE).all()):
+        return False
+    activations = sum(isinstance(part, Activation) for part in replicas.modules())
+    chains = (part for part in replicas.modules() if isinstance(part, nn.Sequential))
+    follow = sum(
+        isinstance(before, Noise) and isinstance(after, Activation)
+        for chain in chains
+        for before, after in pairwise(chain)
+    )
+    return follow == activations
 
 
 @contextmanager

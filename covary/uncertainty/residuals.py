@@ -267,21 +267,25 @@ def fit_residuals(
 
 def distributions(every: Sequence[Scales], correlation: np.ndarray) -> Predictive:
     """Of residuals of t targets, whose normal scores have this correlation (t, t)."""
-    joined = [_components(found) for found in every]
+    most = max(found.squared.shape[0] * found.squared.shape[2] for found in every)
+    joined = [_components(found, most) for found in every]
     weights, shifts, scales = (np.stack(part, 1) for part in zip(*joined, strict=True))
     df = np.array([float(found.df.mean()) for found in every])
     return Predictive(weights, shifts, scales, df, correlation, False)
 
 
-def _components(found: Scales) -> tuple[Floats, Floats, Floats]:
-    """Weights, shifts and scales (n, m k) of the components of all networks."""
+def _components(found: Scales, most: int) -> tuple[Floats, Floats, Floats]:
+    """Weights, shifts and scales (n, most) of the m k components of all networks, and of as many
+    more of weight 0 as other targets have."""
     m, n, k = found.squared.shape
     every = (found.logits.exp() / m, found.shifts, found.squared.sqrt())
     weights, shifts, scales = (
         each.expand(m, n, k).transpose(0, 1).reshape(n, m * k).double().numpy() for each in every
     )
     weights = weights / weights.sum(-1, keepdims=True)
-    return weights, shifts - (weights * shifts).sum(-1, keepdims=True), scales  # but for round-off
+    shifts = shifts - (weights * shifts).sum(-1, keepdims=True)  # 0 but for round-off
+    more = (0, 0), (0, most - m * k)
+    return np.pad(weights, more), *(np.pad(each, more, mode="edge") for each in (shifts, scales))
 
 
 def correlation_of(levels: Tensor) -> Tensor:

@@ -1,0 +1,102 @@
+"""Residuals of nearby training rows: what networks have not learnt of a place."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.neighbors import NearestNeighbors
+
+Floats = NDArray[np.float64]
+
+# Rows that are kept to be neighbours: more cost more and are hardly nearer.
+MOST_REFERENCES = 50_000
+_POWER = 3  # weights fall with this power of the distance
+# Distances and squared residuals below this part of the usual ones count as that.
+_LEAST_DISTANCE, _LEAST_SQUARE = 0.03, 1e-3
+# Residuals of rows that a network has seen are less than those of others, so more than all of a
+# correction may be right; but not much more.
+_MOST_SHARE = 2.0
+_QUERIES_AT_A_TIME = 2**14
+
+
+class Local(NamedTuple):
+    """What neighbours say of n rows and t targets, in standard deviations of the targets.
+
+    Attributes:
+        residual: (n, t) weighted averages of the neighbours' residuals.
+        log_square: (n, t) logarithms of weighted averages of their squares.
+        log_distance: (n,) the logarithm of how far neighbours are.
+    """
+
+    residual: Floats
+    log_square: Floats
+    log_distance: Floats
+
+    def features(self, target: int) -> Floats:
+        """(n, 3) of one target, as columns."""
+        each = (self.residual[:, target], self.log_square[:, target], self.log_distance)
+        return np.stack(each, 1)
+
+
+class Neighbours:
+    """Standardised inputs -> what the training residuals of nearby rows say.
+
+    Networks of fold f are trained on all rows but those of the fold. At an input x the residuals
+    r_j of f's networks at its k nearest such rows j, at distances d_j, average to
+
+        sum_j w_j r_j / sum_j w_j  with  w_j = (d_j^2 + e^2)^(-3/2),
+
+    where e is a small part of the usual distance. A row that was held out is told what the networks
+    and rows of the other folds say; a new one the average over folds (docs/theory.md, eq. 51).
+
+    Args:
+        inputs: (n, d) standardised, of training rows.
+        residuals: (folds, n, t) targets less the means of each fold's networks.
+        fold: (n,) by whose networks a row is held out.
+        k: neighbours that are looked at.
+    """
+
+    def __init__(self, inputs: Floats, residuals: Floats, fold: NDArray[np.int64], k: int) -> None:
+        self._residuals, self._fold = residuals, fold
+        self._search = NearestNeighbors(n_neighbors=min(k, len(inputs))).fit(inputs)
+        distances, _ = self._search.kneighbors(inputs[:1000])
+        self._unit = max(float(np.square(distances).mean()), np.finfo(np.float64).tiny)
+        self._level = np.maximum(np.square(residuals).mean((0, 1)), np.finfo(np.float64).tiny)
+
+    def __call__(self, inputs: Floats, fold: NDArray[np.int64] | None = None) -> Local:
+        """Of n rows (n, d): new ones, or such that the networks of ``fold`` (n,) have not seen."""
+        parts = []
+        for start in range(0, len(inputs), _QUERIES_AT_A_TIME):
+            some = slice(start, start + _QUERIES_AT_A_TIME)
+            distances, rows = self._search.kneighbors(inputs[some])
+            folds = range(len(self._residuals)) if fold is None else [fold[some, None]]
+            found = [self._of_fold(each, distances, rows) for each in folds]
+            parts.append([np.mean(each, 0) for each in zip(*found, strict=True)])
+        return Local(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+
+    def _of_fold(
+        self, fold: int | NDArray[np.int64], distances: Floats, rows: NDArray[np.int64]
+    ) -> tuple[Floats, Floats, Floats]:
+        """The fields of ``Local`` for a fold's networks, and the k nearest rows (n, k)."""
+        squares = np.square(distances) + _LEAST_DISTANCE**2 * self._unit
+        weights = np.where(self._fold[rows] != fold, squares ** (-_POWER / 2), 0.0)
+        total = weights.sum(1, keepdims=True)
+        # Where all neighbours are held out together, nobody says anything: the residual is 0.
+        weights = weights / np.where(total > 0, total, 1.0)
+        near = self._residuals[fold, rows]
+        residual = np.einsum("nk,nkt->nt", weights, near)
+        square = np.einsum("nk,nkt->nt", weights, near**2)
+        silent = total[:, 0] == 0
+        square[silent] = self._level
+        distance = np.where(silent, squares.max(1), (weights * squares).sum(1))
+        log_square = np.log(square + _LEAST_SQUARE * self._level)
+        return residual, log_square, 0.5 * np.log(distance / self._unit)
+
+
+def shares(local: Floats, residual: Floats) -> Floats:
+    """(t,) by how much of ``local`` (n, t) the squares of residuals (n, t) become least."""
+    norm = np.square(local).sum(0)
+    found = (local * residual).sum(0) / np.where(norm > 0, norm, 1.0)
+    return cast(Floats, np.clip(found, 0.0, _MOST_SHARE))
