@@ -285,7 +285,7 @@ def _components(found: Scales, most: int) -> tuple[Floats, Floats, Floats]:
     weights = weights / weights.sum(-1, keepdims=True)
     shifts = shifts - (weights * shifts).sum(-1, keepdims=True)  # 0 but for round-off
     more = (0, 0), (0, most - m * k)
-    return np.pad(weights, more), *(np.pad(each, more, mode="edge") for each in (shifts, scales))
+    return np.pad(weights, more), np.pad(shifts, more, "edge"), np.pad(scales, more, "edge")
 
 
 def correlation_of(levels: Tensor) -> Tensor:
