@@ -10,7 +10,7 @@ import numpy as np
 
 from covary.runs.predictions import Predictions
 from covary.runs.records import Numbers
-from covary.runs.results import BudgetResult, ErrorBars, MeasuredNumber
+from covary.runs.results import BudgetResult, DistributionResult, ErrorBars, MeasuredNumber
 from covary.uncertainty.metrics import METRICS
 
 MINUS = "\N{MINUS SIGN}"
@@ -205,6 +205,32 @@ def perfect_measurements(errors: ErrorBars, targets: Sequence[str]) -> Iterator[
             f"With perfect measurements the standard deviation{of} would be {number(exact)} on "
             f"average, not {number(given)}{less} (before calibration, without weights)."
         )
+
+
+def family(name: str) -> str:
+    """What a family of distributions is called."""
+    names = {"student": "Student's t", "mixture": "mixtures of several modes"}
+    return f"{names.get(name, name)}{' distributions' if name != 'mixture' else ''}"
+
+
+def failing(found: DistributionResult, most: int = 3) -> Iterator[str]:
+    """Where intervals hold too few targets or too many, beyond chance; for each target."""
+    level = f"{100 * found.level:.0f}%"
+    for target in found.targets:
+        of = f" of {target.name}" if len(found.targets) > 1 else ""
+        beyond = [one for one in target.slices if one.is_beyond]
+        if target.slices and not beyond:
+            yield (
+                f"In none of {number(len(target.slices))} slices of the test rows do {level} "
+                f"intervals{of} fail beyond chance."
+            )
+        if beyond:
+            told = [f"{one.column} {one.label} ({percent(one.share)})" for one in beyond[:most]]
+            more = f", and {number(len(beyond) - most)} more" if len(beyond) > most else ""
+            yield (
+                f"Intervals of {level}{of} fail beyond chance in {number(len(beyond))} of "
+                f"{number(len(target.slices))} slices of the test rows: {'; '.join(told)}{more}."
+            )
 
 
 def contradictions(parts: Mapping[str, Numbers]) -> Iterator[str]:
