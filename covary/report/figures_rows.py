@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from matplotlib import ticker
 from matplotlib.axes import Axes
 
 from covary.report import drawing as draw
@@ -41,7 +44,10 @@ def slices(found: DistributionResult, target: TargetDistribution, suffix: str) -
     beyond = [one for one in target.slices if one.is_beyond]
     shown = target.slices[: max(_SLICES, min(len(beyond), 2 * _SLICES))]
     (axes,) = draw.canvas(1.5 + 0.23 * len(shown))
-    axes.axvline(found.level, color=draw.SLATE, lw=1.2, ls=":")
+    axes.axvline(found.level, color=draw.SLATE, lw=1.2, ls=":", zorder=0)
+    whole = target.test.get(f"coverage_{100 * found.level:.0f}")
+    if whole is not None:
+        axes.axvline(whole, color=draw.TEAL, lw=1.2, ls="-.", label="all test rows", zorder=0)
     for is_beyond, label, colour, marker in (
         (True, "beyond chance", draw.ORANGE, "D"),
         (False, "within chance", draw.BLUE, "o"),
@@ -52,7 +58,7 @@ def slices(found: DistributionResult, target: TargetDistribution, suffix: str) -
             ends = np.array([[one.low, one.high] for _, one in own]).T
             bars = np.abs(ends - share)
             places = [place for place, _ in own]
-            look = {"fmt": marker, "ms": 4.5, "color": colour, "elinewidth": 1.0}
+            look: dict[str, Any] = {"fmt": marker, "ms": 4.5, "color": colour, "elinewidth": 1.0}
             axes.errorbar(share, places, xerr=bars, label=label, **look)
     names = [short(f"{one.column}: {one.label}", 30) for one in shown]
     counted = [f"{name} ({one.samples:,})" for name, one in zip(names, shown, strict=True)]
@@ -60,11 +66,13 @@ def slices(found: DistributionResult, target: TargetDistribution, suffix: str) -
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(min(0.7, *(one.low for one in shown)) - 0.02, 1.02)
     axes.grid(visible=False, axis="y")
-    axes.xaxis.set_major_formatter(draw.ticker.PercentFormatter(1.0, decimals=0))
+    axes.xaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
     outside = sum(one.is_outside(found.level) for one in target.slices)
-    facts = {"target": target, "found": found, "shown": shown, "outside": outside}
+    facts: dict[str, Any] = {"target": target, "found": found, "shown": shown, "outside": outside}
     several = len(found.targets) > 1
-    return draw.drawn(axes, "slices", suffix=suffix, several=several, beyond=beyond, **facts)
+    return draw.drawn(
+        axes, "slices", suffix=suffix, several=several, beyond=beyond, columns=3, **facts
+    )
 
 
 @draw.house_style()
@@ -121,7 +129,7 @@ def _effect(axes: Axes, effect: ColumnEffect) -> None:
     axes.set_xticks(marked, names, fontsize=7.5)
     axes.set_xlim(-0.5, len(places) - 0.5)
     axes.grid(visible=False, axis="x")
-    axes.yaxis.set_major_locator(draw.ticker.MaxNLocator(3))
+    axes.yaxis.set_major_locator(ticker.MaxNLocator(3))
     draw.name_panel(axes, short(effect.column, 28))
 
 
@@ -144,7 +152,7 @@ def parts(targets: tuple[TargetDistribution, ...]) -> draw.Drawing:
         axes.set_xlabel(title)
         axes.grid(visible=False, axis="y")
         axes.axvline(0, color=draw.SLATE, lw=0.9)
-        axes.xaxis.set_major_locator(draw.ticker.MaxNLocator(4))
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(4))
     left.set_yticks(range(len(rows)), names, fontsize=8)
     left.set_xlim(0, 1)
     draw.percentages(left, "x")

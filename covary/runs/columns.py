@@ -67,12 +67,12 @@ class TableColumn(NamedTuple):
         else:
             codes = values if self.kind == "boolean" else _place_of_one(x[there], self.places)
             rows_of = {text: there[codes == i] for i, text in enumerate(self.texts)}
-            frequent = sorted(rows_of, key=lambda text: -len(rows_of[text]))
-            found = {text: rows_of[text] for text in frequent[:_LEVELS]}
-            rare = [rows_of[text] for text in frequent if len(rows_of[text]) < least]
-            rare += [rows_of[text] for text in frequent[_LEVELS:] if len(rows_of[text]) >= least]
-            if rare:
-                found[f"{len(rare)} others"] = np.concatenate(rare)
+            texts = sorted(rows_of, key=lambda text: -len(rows_of[text]))
+            own = [text for text in texts[:_LEVELS] if len(rows_of[text]) >= least]
+            found = {text: rows_of[text] for text in own}
+            if rare := texts[len(own) :]:
+                label = rare[0] if len(rare) == 1 else f"{len(rare)} others"
+                found[label] = np.concatenate([rows_of[text] for text in rare])
         if absent.any():
             found[_MISSING] = np.flatnonzero(absent)
         return {text: rows for text, rows in found.items() if len(rows) >= least}
