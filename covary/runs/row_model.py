@@ -8,6 +8,7 @@ in the run's folder.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -168,6 +169,7 @@ class RowModel(nn.Module):
         seen_uncertainty: (n,)
         seen_error: (n, t) what targets are off by; or (n, 1), 1 where the class is wrong.
         batch: rows that it takes at a time.
+        seconds: that fitting took, but for the network.
     """
 
     seen_novelty: Tensor
@@ -184,6 +186,7 @@ class RowModel(nn.Module):
     ) -> None:
         super().__init__()
         self.net, self.novelty, self.head, self.batch = net, novelty, head, batch
+        self.seconds = 0.0
         for name in ("seen_novelty", "seen_uncertainty"):
             self.register_buffer(name, torch.zeros(shape[0], dtype=torch.float64))
         self.register_buffer("seen_error", torch.zeros(shape, dtype=torch.float64))
@@ -221,7 +224,7 @@ def _kept(run: Run) -> RowModel | None:
         return None
     tensors, about = read_tensors(path)
     known, of = _calibration(run), about.get("calibration")
-    if about.get("weights") != run.weights or of is None:
+    if about.get("weights") != run.weights or "seconds" not in about:  # of an earlier version
         return None
     if known is not None and of != _numbers(run, known):
         return None
@@ -253,11 +256,13 @@ def _restored(run: Run, tensors: Mapping[str, Tensor], about: Mapping[str, str])
     batch = _rows_at_a_time(net, about["covariance"])
     found = RowModel(net, Novelty(inputs), head, batch, *tensors["seen_error"].shape)
     found.load_state_dict({**found.state_dict(), **tensors})
+    found.seconds = float(about["seconds"])
     return found.eval()
 
 
 def _fitted(run: Run, progress: Steps | None) -> RowModel:
     """Fit to rows that training has not seen, and keep it."""
+    began = time.perf_counter()
     held_out, training = validation_rows(len(run.data.x), run.config)
     rows = held_out[:_MOST]
     if len(rows) < LEAST:
@@ -293,7 +298,8 @@ def _fitted(run: Run, progress: Steps | None) -> RowModel:
         novelty = Novelty.fit(net[0](run.data.x[training]).flatten(1))
         model = RowModel(net, novelty, head, batch, len(y), 1 if run.classifies else y.shape[1])
         _look_back(model, x, y)
-    write_tensors(run.predictor_path, model.fitted(), about)
+    model.seconds = round(time.perf_counter() - began, 3)
+    write_tensors(run.predictor_path, model.fitted(), {**about, "seconds": str(model.seconds)})
     return model.eval().requires_grad_(False)
 
 
