@@ -236,6 +236,19 @@ def test_a_slice_in_which_intervals_fail_is_found():
     assert columns.coverage_by_slice(named, x[:30], inside[:30]) == ()
 
 
+def test_slices_are_compared_with_all_rows_if_those_are_off():
+    """Intervals that are too narrow everywhere fail nowhere in particular."""
+    random = np.random.default_rng(0)
+    x, inside = random.uniform(size=(900, 3)), random.uniform(size=900) < 0.75
+    assert columns.usual_coverage(inside) == inside.mean()
+    named = columns.table_columns(None, ["a", "b", "c"])
+    assert not any(one.is_beyond for one in columns.coverage_by_slice(named, x, inside))
+    inside = random.uniform(size=900) < np.where(x[:, 0] > 0.8, 0.4, 0.8)
+    found = columns.coverage_by_slice(named, x, inside)
+    assert (found[0].column, found[0].is_beyond) == ("a", True)
+    assert columns.usual_coverage(random.uniform(size=900) < 0.9) == 0.9
+
+
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     folder = tmp_path_factory.mktemp("both")

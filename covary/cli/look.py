@@ -171,7 +171,7 @@ def _show_evaluation(run: str, found: Evaluation) -> None:
         own = {target.name: target.test for target in of_targets}
         alone = {f"{name}, network" if own else name: x for name, x in found.by_target.items()}
         _show_metrics("The same for each target, on its own scale", own | alone)
-    for line in (*contradictions(found.parts), *(f"Note: {note}" for note in found.notes)):
+    for line in (*contradictions(found.told), *(f"Note: {note}" for note in found.notes)):
         say(line)
     if found.separability:
         usual = "right predictions" if found.task == "classification" else "test inputs"

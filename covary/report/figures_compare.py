@@ -14,7 +14,7 @@ from covary.compare.comparison import MethodRow, Summary
 from covary.compare.methods import CLASSIFICATION, REGRESSION
 from covary.report import drawing as draw
 from covary.report.words import metric as shown
-from covary.report.words import number
+from covary.report.words import number, squeezed
 from covary.uncertainty.metrics import METRICS
 
 _PANELS = 4  # beside each other
@@ -92,9 +92,8 @@ def _covers(row: MethodRow) -> bool:
 
 
 def _name(method: str) -> str:
-    """The name of a method, in a narrow column; its beginning and its end tell it from others."""
-    text = method.replace(", calibrated", ", cal.")
-    return text if len(text) <= 27 else f"{text[:15]}\N{HORIZONTAL ELLIPSIS}{text[-11:]}"
+    """The name of a method, in a narrow column."""
+    return squeezed(method.replace(", calibrated", ", cal."), 27)
 
 
 @draw.house_style()

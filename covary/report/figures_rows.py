@@ -9,8 +9,13 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 
 from covary.report import drawing as draw
-from covary.report.words import number, percent, short
-from covary.runs.results import ColumnEffect, DistributionResult, TargetDistribution
+from covary.report.words import number, percent, short, squeezed
+from covary.runs.results import (
+    ColumnEffect,
+    DistributionResult,
+    SliceCoverage,
+    TargetDistribution,
+)
 
 TARGETS = 4  # that have figures of their own
 _SLICES = 12  # that are shown
@@ -60,19 +65,30 @@ def slices(found: DistributionResult, target: TargetDistribution, suffix: str) -
             places = [place for place, _ in own]
             look: dict[str, Any] = {"fmt": marker, "ms": 4.5, "color": colour, "elinewidth": 1.0}
             axes.errorbar(share, places, xerr=bars, label=label, **look)
-    names = [short(f"{one.column}: {one.label}", 30) for one in shown]
-    counted = [f"{name} ({one.samples:,})" for name, one in zip(names, shown, strict=True)]
-    axes.set_yticks(range(len(shown)), counted, fontsize=8)
+    axes.set_yticks(range(len(shown)), map(_named, shown), fontsize=8)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(min(0.7, *(one.low for one in shown)) - 0.02, 1.02)
     axes.grid(visible=False, axis="y")
     axes.xaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
-    outside = sum(one.is_outside(found.level) for one in target.slices)
+    usual = found.level if target.usual is None else target.usual
+    outside = sum(one.is_outside(usual) for one in target.slices)
     facts: dict[str, Any] = {"target": target, "found": found, "shown": shown, "outside": outside}
     several = len(found.targets) > 1
     return draw.drawn(
-        axes, "slices", suffix=suffix, several=several, beyond=beyond, columns=3, **facts
+        axes,
+        "slices",
+        suffix=suffix,
+        columns=3,
+        several=several,
+        beyond=beyond,
+        usual=usual,
+        **facts,
     )
+
+
+def _named(one: SliceCoverage) -> str:
+    label = squeezed(one.label, 22)
+    return f"{squeezed(one.column, 32 - len(label))}: {label} ({one.samples:,})"
 
 
 @draw.house_style()
@@ -116,16 +132,18 @@ def _effect(axes: Axes, effect: ColumnEffect) -> None:
     std, lower, upper = (
         np.array(each, dtype=float) for each in (effect.std, effect.lower, effect.upper)
     )
+    order = places if effect.is_ordered else np.argsort(std, kind="stable")
+    std, lower, upper = std[order], lower[order], upper[order]
     if effect.is_ordered:
         axes.fill_between(places, lower, upper, color=draw.BLUE, alpha=0.2, lw=0)
         axes.plot(places, std, "o-", color=draw.BLUE, ms=3.5)
-        marked = sorted({0, len(places) // 2, len(places) - 1})
     else:
         axes.vlines(places, lower, upper, color=draw.BLUE, alpha=0.3, lw=6)
         axes.plot(places, std, "o", color=draw.BLUE, ms=3.5)
-        marked = list(range(len(places)))
-    room = max(3, 26 // len(marked))
-    names = [short(effect.labels[place], room) for place in marked]
+    # The middle one of texts has no room of its own if there are more.
+    middle = {len(places) // 2} if effect.is_ordered or len(places) == 3 else set()
+    marked = sorted({0, len(places) - 1} | middle)
+    names = [squeezed(effect.labels[order[place]], 30 // len(marked)) for place in marked]
     axes.set_xticks(marked, names, fontsize=7.5)
     axes.set_xlim(-0.5, len(places) - 0.5)
     axes.grid(visible=False, axis="x")

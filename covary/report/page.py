@@ -104,7 +104,7 @@ def _render(results: Results, found: list[Curve], sections: Mapping[str, list[Dr
         script=Markup(_packaged("page.js")),
         data=Markup(embeddable(_curve_data(results, found))),
         scores=[curve.label for curve in found if curve.target == 0],
-        contradictions=list(words.contradictions(evaluation.parts)),
+        contradictions=list(words.contradictions(evaluation.told)),
         gallery=gallery,
         shown_targets=TARGETS,
         slice_rows=LEAST_ROWS,

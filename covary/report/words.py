@@ -137,6 +137,18 @@ def attack_title(name: str) -> str:
     return title if base == name else f"{title}, transferred"
 
 
+def squeezed(text: str, limit: int) -> str:
+    """A name that fits: its beginning and its end, which tell it from others.
+
+    Examples:
+        >>> squeezed("posterior, trained with dropout", 20)
+        'posterior,…h dropout'
+    """
+    head = (limit - 1) - (limit - 1) // 2
+    end = len(text) - (limit - 1) // 2
+    return text if len(text) <= limit else f"{text[:head]}\N{HORIZONTAL ELLIPSIS}{text[end:]}"
+
+
 def shown_of(shown: int, total: int) -> str:
     """How many of all are in a figure, at the beginning of a sentence."""
     return f"{number(shown)} of {number(total)}" if shown < total else "All"
@@ -214,23 +226,34 @@ def family(name: str) -> str:
 
 
 def failing(found: DistributionResult, most: int = 3) -> Iterator[str]:
-    """Where intervals hold too few targets or too many, beyond chance; for each target."""
+    """Where intervals are too narrow or too wide, beyond chance; for each target."""
     level = f"{100 * found.level:.0f}%"
     for target in found.targets:
         of = f" of {target.name}" if len(found.targets) > 1 else ""
-        beyond = [one for one in target.slices if one.is_beyond]
-        if target.slices and not beyond:
+        beyond, count = [one for one in target.slices if one.is_beyond], len(target.slices)
+        usual = found.level if target.usual is None else target.usual
+        than = ""
+        if usual != found.level:
+            than = " than in all test rows"
             yield (
-                f"In none of {number(len(target.slices))} slices of the test rows do {level} "
-                f"intervals{of} fail beyond chance."
+                f"Intervals of {level}{of} hold {percent(usual)} of all test rows: they are too "
+                f"{'narrow' if usual < found.level else 'wide'}, beyond chance."
             )
-        if beyond:
-            told = [f"{one.column} {one.label} ({percent(one.share)})" for one in beyond[:most]]
-            more = f", and {number(len(beyond) - most)} more" if len(beyond) > most else ""
+        if count and not beyond:
             yield (
-                f"Intervals of {level}{of} fail beyond chance in {number(len(beyond))} of "
-                f"{number(len(target.slices))} slices of the test rows: {'; '.join(told)}{more}."
+                f"In none of {number(count)} slices of the test rows do {level} intervals{of} hold "
+                f"fewer targets or more{than or ' than that'}, beyond chance."
             )
+        for how in ("fewer", "more"):
+            own = [one for one in beyond if (one.share < usual) == (how == "fewer")]
+            told = [f"{one.column} {one.label} ({percent(one.share)})" for one in own[:most]]
+            more = f"; and {number(len(own) - most)} more" if len(own) > most else ""
+            if own:
+                yield (
+                    f"Intervals of {level}{of} hold {how} targets{than or ' than that'}, beyond "
+                    f"chance, in {number(len(own))} of {number(count)} slices of the test rows: "
+                    f"{'; '.join(told)}{more}."
+                )
 
 
 def contradictions(parts: Mapping[str, Numbers]) -> Iterator[str]:

@@ -19,6 +19,7 @@ from covary.uncertainty.slices import (
 
 Array = np.ndarray[Any, Any]
 LEVEL = 0.9  # of the intervals
+_UNUSUAL = 0.05  # a chance below this is beyond it, of all rows together
 # Slices of a column of numbers, and levels of a category that have one of their own; their rows.
 _SLICES, _LEVELS, LEAST_ROWS = 5, 8, 20
 # Values that a column of numbers moves over, and rows that it moves in: as many as time allows.
@@ -106,6 +107,16 @@ def table_columns(schema: Schema | None, features: Sequence[str]) -> list[TableC
     return found
 
 
+def usual_coverage(inside: Array) -> float:
+    """The coverage that slices are compared with: the level of the intervals.
+
+    Where intervals (n,) hold too few or too many targets of all rows together, beyond chance, it
+    is theirs: slices are to say where that is better or worse, not that it is so.
+    """
+    chance = chance_of_hits([inside.sum()], [len(inside)], LEVEL)[0]
+    return LEVEL if chance >= _UNUSUAL else float(inside.mean())
+
+
 def coverage_by_slice(
     columns: Sequence[TableColumn], x: Array, inside: Array
 ) -> tuple[SliceCoverage, ...]:
@@ -125,7 +136,7 @@ def coverage_by_slice(
     if not named:
         return ()
     _, _, count, hits = (np.array(each) for each in zip(*named, strict=True))
-    chance = chance_of_hits(hits, count, LEVEL)
+    chance = chance_of_hits(hits, count, usual_coverage(inside))
     found = zip(named, chance, *share_interval(hits, count), beyond_chance(chance), strict=True)
     every = [
         SliceCoverage(*about, low=float(low), high=float(high), chance=float(p), is_beyond=bool(b))

@@ -59,7 +59,7 @@ def measured(
     targets = []
     for column, residuals in enumerate(head.models):
         slices = columns.coverage_by_slice(known, data.x_test.numpy(), inside[:, column])
-        worth = head.worth[column]
+        worth, usual = head.worth[column], columns.usual_coverage(inside[:, column])
         targets.append(
             TargetDistribution(
                 name=data.targets[column] if data.targets else f"target {column + 1}",
@@ -68,7 +68,8 @@ def measured(
                 gains={name: part.gain for name, part in worth.items()},
                 test=_metrics(said.of_target(column), test.target[:, column]),
                 slices=slices,
-                unusual_by_chance=expected_unusual([one.samples for one in slices], LEVEL),
+                usual=usual,
+                unusual_by_chance=expected_unusual([one.samples for one in slices], usual),
                 effects=tuple(effects[column]) if effects else (),
             )
         )

@@ -201,9 +201,9 @@ class SliceCoverage:
         """The coverage."""
         return self.inside / self.samples
 
-    def is_outside(self, level: float) -> bool:
-        """Whether the level that the coverage should have is outside of its interval."""
-        return not self.low <= level <= self.high
+    def is_outside(self, usual: float) -> bool:
+        """Whether the coverage that it should have is outside of its interval."""
+        return not self.low <= usual <= self.high
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,8 @@ class TargetDistribution:
     gains: Numbers  # nats by which each part makes a held-out row likelier
     test: Numbers  # metrics
     slices: tuple[SliceCoverage, ...] = ()  # of the test rows, the worst first
-    unusual_by_chance: float = 0.0  # slices whose interval would miss the level by chance alone
+    usual: float | None = None  # coverage that slices are compared with: the level, or all rows'
+    unusual_by_chance: float = 0.0  # slices whose interval would miss that by chance alone
     effects: tuple[ColumnEffect, ...] = ()  # of the columns, the largest first
 
 
@@ -323,6 +324,13 @@ class Evaluation(Result):
     separability: Mapping[str, tuple[float | None, ...]]  # part -> of entropies, layer by layer
     budget: BudgetResult | None = None  # None of networks that cannot be converted
     predictions_sha256: str = ""
+
+    @property
+    def told(self) -> Mapping[str, Numbers]:
+        """Metrics of the parts; of the test set of a regression, those of its distributions."""
+        if isinstance(self.calibration, DistributionResult):
+            return {**self.parts, "test": self.calibration.test}
+        return self.parts
 
     def __post_init__(self) -> None:
         if "test" not in self.parts:
