@@ -350,7 +350,7 @@ def test_deviations_on_the_slider_are_those_of_the_distributions(tmp_path):
     said = " ".join(page.texts("p"))
     assert "Intervals meant to hold 90%" in said
     assert "standard deviation with the size of the error: 0.50." in said
-    assert "chance, in 1 of 30 slices of the test rows: age 7 to 28 (55.0%)." in said
+    assert "in 1 of 30 slices of the test rows, beyond chance: age 7 to 28 (55.0%)." in said
 
 
 def figures_of(page):

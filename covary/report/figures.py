@@ -388,18 +388,14 @@ def residuals(results: Results, column: int) -> draw.Drawing:
 @draw.house_style()
 def spread_against_error(results: Results, column: int) -> draw.Drawing:
     """RMSE of inputs with like predicted standard deviations: the reliability of a regression."""
+    part, label = results.test.calibrated, "groups of like inputs (90%)"
+    groups = min(10, max(1, len(part) // 10))
+    found = errors_by_std(part.stddev[:, column], part.error[:, column], groups)
+    right, top = (1.08 * float(each.max()) or 1.0 for each in (found.std, found.high))
     (axes,) = draw.canvas(3.7)
-    every = {"network alone": (results.test, draw.SLATE, "D")}
-    if results.is_calibrated:
-        every["distributions"] = (results.test.calibrated, draw.BLUE, "o")
-    groups, right, top = min(10, max(1, len(results.test) // 10)), 0.0, 0.0
-    for label, (part, colour, marker) in every.items():
-        found = errors_by_std(part.stddev[:, column], part.error[:, column], groups)
-        bars = np.maximum(0.0, (found.rmse - found.low, found.high - found.rmse))
-        alpha = 1.0 if part is results.test.calibrated else 0.5
-        look: dict[str, Any] = {"fmt": marker, "ms": 4.5, "alpha": alpha, "elinewidth": 1.0}
-        axes.errorbar(found.std, found.rmse, bars, color=colour, label=label, **look)
-        right, top = max(right, found.std.max()), max(top, found.high.max())
     axes.plot([0, right + top], [0, right + top], ":", color=draw.SLATE, label="ideal", zorder=0)
-    axes.set(xlim=(0, 1.08 * right or 1.0), ylim=(0, 1.08 * top or 1.0))
-    return _of_target(axes, "spread", results, column, columns=3, found=found)
+    bars = np.maximum(0.0, (found.rmse - found.low, found.high - found.rmse))
+    look: dict[str, Any] = {"fmt": "o", "ms": 4.5, "elinewidth": 1.0, "label": label}
+    axes.errorbar(found.std, found.rmse, bars, color=draw.BLUE, **look)
+    axes.set(xlim=(0, right), ylim=(0, top))
+    return _of_target(axes, "spread", results, column, found=found)

@@ -226,32 +226,29 @@ def family(name: str) -> str:
 
 
 def failing(found: DistributionResult, most: int = 3) -> Iterator[str]:
-    """Where intervals are too narrow or too wide, beyond chance; for each target."""
+    """Where intervals hold too few targets or too many, beyond chance; for each target."""
     level = f"{100 * found.level:.0f}%"
     for target in found.targets:
         of = f" of {target.name}" if len(found.targets) > 1 else ""
+        what = f"{level} intervals{of}"
         beyond, count = [one for one in target.slices if one.is_beyond], len(target.slices)
-        usual = found.level if target.usual is None else target.usual
-        than = ""
-        if usual != found.level:
-            than = " than in all test rows"
-            yield (
-                f"Intervals of {level}{of} hold {percent(usual)} of all test rows: they are too "
-                f"{'narrow' if usual < found.level else 'wide'}, beyond chance."
-            )
+        usual, than = found.level, "they should"
+        if target.usual is not None and target.usual != found.level:
+            usual, than = target.usual, "elsewhere"
+            how = "narrow" if usual < found.level else "wide"
+            yield f"{what} hold {percent(usual)} of all test rows: too {how}, beyond chance."
         if count and not beyond:
-            yield (
-                f"In none of {number(count)} slices of the test rows do {level} intervals{of} hold "
-                f"fewer targets or more{than or ' than that'}, beyond chance."
-            )
+            rest = " in particular" if usual != found.level else ""
+            slices = f"{number(count)} slices of the test rows"
+            yield f"{what}: none of {slices} is off{rest}, beyond chance."
         for how in ("fewer", "more"):
             own = [one for one in beyond if (one.share < usual) == (how == "fewer")]
             told = [f"{one.column} {one.label} ({percent(one.share)})" for one in own[:most]]
             more = f"; and {number(len(own) - most)} more" if len(own) > most else ""
             if own:
                 yield (
-                    f"Intervals of {level}{of} hold {how} targets{than or ' than that'}, beyond "
-                    f"chance, in {number(len(own))} of {number(count)} slices of the test rows: "
+                    f"{what} hold {how} targets than {than} in {number(len(own))} of "
+                    f"{number(count)} slices of the test rows, beyond chance: "
                     f"{'; '.join(told)}{more}."
                 )
 
