@@ -312,6 +312,16 @@ def test_the_page_is_made_of_files_alone(both):
     assert "Where it fails, and what makes error bars" in page.texts("h2")
 
 
+def test_other_covariances_of_the_network_are_told(both):
+    run, _ = both
+    found = runs.evaluate(run, covariance="diagonal")
+    assert any("have diagonal covariances; distributions, as those" in note for note in found.notes)
+    again = runs.evaluate(run)
+    assert again.calibration.test == found.calibration.test
+    assert again.parts["test"] != found.parts["test"]
+    assert not any("have diagonal covariances" in note for note in again.notes)
+
+
 def test_a_noise_that_held_out_data_chose_is_that_of_the_distributions(both):
     run, _ = both
     before = row_model(run)

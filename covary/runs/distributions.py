@@ -16,7 +16,7 @@ from covary.runs import columns
 from covary.runs.columns import LEVEL, table_columns
 from covary.runs.directory import Run
 from covary.runs.predictions import Array, Predictions
-from covary.runs.results import ColumnEffect, DistributionResult, HeldOut, TargetDistribution
+from covary.runs.results import DistributionResult, HeldOut, TargetDistribution
 from covary.runs.row_model import LEAST, RowModel, TargetHead, row_model
 from covary.runs.samples import validation_rows
 from covary.runs.uncertainty import ANSWERED
@@ -53,12 +53,15 @@ def measured(
     assert isinstance(head, TargetHead)
     assert test.target is not None
     said = replace(model.distribution(data.test_inputs), is_one_target=False)
-    effects, moved = _effects(run, model, seed)
     inside = test.calibrated.holds(LEVEL)
-    known = [] if data.is_image else table_columns(run.schema, _features(run))
+    names = data.features or [f"column {i + 1}" for i in range(data.x.shape[1])]
+    known = [] if data.is_image else table_columns(run.schema, names)
+    stds = partial(_stds, run, model)
+    effects, moved = columns.effects_on_std(known, data.x.numpy(), stds, seed)
     targets = []
     for column, residuals in enumerate(head.models):
         slices = columns.coverage_by_slice(known, data.x_test.numpy(), inside[:, column])
+        y = test.target[:, column]
         worth, usual = head.worth[column], columns.usual_coverage(inside[:, column])
         targets.append(
             TargetDistribution(
@@ -66,7 +69,7 @@ def measured(
                 family=str(residuals.family),
                 shares={name: part.share for name, part in worth.items()},
                 gains={name: part.gain for name, part in worth.items()},
-                test=_metrics(said.of_target(column), test.target[:, column]),
+                test={"samples": len(test), **metrics.of_distribution(said.of_target(column), y)},
                 slices=slices,
                 usual=usual,
                 unusual_by_chance=expected_unusual([one.samples for one in slices], usual),
@@ -89,10 +92,6 @@ def measured(
     )
 
 
-def _metrics(said: Predictive, target: Array) -> dict[str, float]:
-    return {"samples": len(target), **metrics.of_distribution(said, target)}
-
-
 def _all_metrics(model: RowModel, said: Predictive, target: Array) -> dict[str, float]:
     """Of all targets together, whose likelihood is the joint one."""
     each = [said.of_target(column) for column in range(target.shape[1])]
@@ -105,21 +104,6 @@ def _all_metrics(model: RowModel, said: Predictive, target: Array) -> dict[str, 
         found["log_likelihood"], rescale.scale.double().numpy()
     )
     return {"samples": len(target), **found, "log_likelihood_standardised": float(standardised)}
-
-
-def _features(run: Run) -> list[str]:
-    known, width = run.data.features, run.data.x.shape[1]
-    return [known[i] if i < len(known) else f"column {i + 1}" for i in range(width)]
-
-
-def _effects(run: Run, model: RowModel, seed: int) -> tuple[list[list[ColumnEffect]], int]:
-    """By target, what each column does to the standard deviation, near the data."""
-    data = run.data
-    if data.is_image:
-        return [], 0
-    return columns.effects_on_std(
-        table_columns(run.schema, _features(run)), data.x.numpy(), partial(_stds, run, model), seed
-    )
 
 
 def _stds(run: Run, model: RowModel, x: Array, rows: Array) -> Array:

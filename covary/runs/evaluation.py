@@ -67,6 +67,9 @@ def evaluate(
         parts |= {name: measured(x, None, name, progress=progress) for name, x in others.items()}
         rows = None if classify else distributions.model_of(run, progress)
     if rows is not None:
+        if rows.covariance != how.covariance:
+            whose = f"distributions, as those of covary predict, have {rows.covariance} ones"
+            notes.append(f"Numbers of the network have {how.covariance} covariances; {whose}.")
         parts = {
             name: distributions.added(part, rows, others.get(name, dataset.test_inputs))
             for name, part in parts.items()

@@ -169,6 +169,7 @@ class RowModel(nn.Module):
         seen_uncertainty: (n,)
         seen_error: (n, t) what targets are off by; or (n, 1), 1 where the class is wrong.
         batch: rows that it takes at a time.
+        covariance: how the network stores its covariances.
         seconds: that fitting took, but for the network.
     """
 
@@ -186,7 +187,7 @@ class RowModel(nn.Module):
     ) -> None:
         super().__init__()
         self.net, self.novelty, self.head, self.batch = net, novelty, head, batch
-        self.seconds = 0.0
+        self.covariance, self.seconds = "", 0.0
         for name in ("seen_novelty", "seen_uncertainty"):
             self.register_buffer(name, torch.zeros(shape[0], dtype=torch.float64))
         self.register_buffer("seen_error", torch.zeros(shape, dtype=torch.float64))
@@ -256,7 +257,7 @@ def _restored(run: Run, tensors: Mapping[str, Tensor], about: Mapping[str, str])
     batch = _rows_at_a_time(net, about["covariance"])
     found = RowModel(net, Novelty(inputs), head, batch, *tensors["seen_error"].shape)
     found.load_state_dict({**found.state_dict(), **tensors})
-    found.seconds = float(about["seconds"])
+    found.covariance, found.seconds = about["covariance"], float(about["seconds"])
     return found.eval()
 
 
@@ -298,7 +299,7 @@ def _fitted(run: Run, progress: Steps | None) -> RowModel:
         novelty = Novelty.fit(net[0](run.data.x[training]).flatten(1))
         model = RowModel(net, novelty, head, batch, len(y), 1 if run.classifies else y.shape[1])
         _look_back(model, x, y)
-    model.seconds = round(time.perf_counter() - began, 3)
+    model.covariance, model.seconds = how.covariance, round(time.perf_counter() - began, 3)
     write_tensors(run.predictor_path, model.fitted(), {**about, "seconds": str(model.seconds)})
     return model.eval().requires_grad_(False)
 
