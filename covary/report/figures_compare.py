@@ -22,6 +22,7 @@ _FAR = 4.0  # so many middle halves of the values away, a value is drawn at the 
 _INFERENCE = "inference"
 _TIMES = ("fit_seconds", _INFERENCE)  # on logarithmic axes
 _TITLES = {"log_likelihood": "NLL", "width_90": "90% width", "spearman_error": "rank corr."}
+_TITLES |= {"auroc_errors": "AUROC"}
 _RIGHT = (0.85, 0.95)  # coverage with which a narrow 90% interval is a good one
 
 
@@ -68,7 +69,7 @@ def drawings(comparison: Comparison) -> list[draw.Drawing]:
 
 
 def _measures(task: str, rows: Sequence[MethodRow]) -> list[_Measure]:
-    names = CLASSIFICATION if task == "classification" else REGRESSION
+    names = (*CLASSIFICATION, "auroc_errors") if task == "classification" else REGRESSION
     found = []
     for name in (*names, "fit_seconds"):
         every = [row.summary.get(name) or Summary(mean=None, stddev=None, seeds=0) for row in rows]
@@ -100,8 +101,8 @@ def _name(method: str) -> str:
 def _dots(
     comparison: Comparison, rows: Sequence[MethodRow], measures: Sequence[_Measure]
 ) -> draw.Drawing:
-    columns = min(_PANELS, len(measures))
-    lines = -(-len(measures) // columns)
+    lines = -(-len(measures) // _PANELS)
+    columns = -(-len(measures) // lines)
     top, grid = draw.grid_of_panels(lines, columns, 0.7 + lines * (0.5 + 0.15 * len(rows)))
     panels = [axes for line in grid for axes in line]
     ours = [row.group in ("mnn", "smsc") for row in rows]
@@ -154,6 +155,7 @@ def _panel(axes: Axes, measure: _Measure, ours: Sequence[bool]) -> None:
     if measure.name in _TIMES:
         draw.log_axis(axes)
         axes.xaxis.set_major_locator(ticker.LogLocator(numticks=2))
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
         axes.set_xlim(low, high)
     else:
         axes.xaxis.set_major_locator(ticker.MaxNLocator(2))
