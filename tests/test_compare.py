@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -37,8 +38,10 @@ from covary.data import DataError
 from covary.files import FileError, read_tensors
 from covary.runs import Choices, DataConfig, Run, RunError
 from covary.runs.results import TrackedFidelity
+from covary.runs.row_model import row_model
 from covary.runs.training import resolve
 from covary.training import Silent
+from covary.uncertainty import metrics
 
 QUICK = CompareConfig(members=2, samples=3, attacked=30)
 TINY = Choices(hidden=(8,), epochs=1, batch_size=128)
@@ -110,6 +113,7 @@ def test_every_method_has_its_rows(classified, regressed):
     assert [row.method for row in regressed[1].rows] == [
         "MNN",
         "MNN, calibrated",
+        "MNN, distribution",
         "plain, constant variance",
         "MC dropout",
         "MC dropout, calibrated",
@@ -587,6 +591,20 @@ def test_numbers_that_an_older_comparison_lacks_are_measured(regressed, tmp_path
     assert row.summary["crps"].mean > 0
 
 
+def test_distributions_are_those_that_covary_predict_gives(regressed):
+    out, found = regressed
+    (row,) = [row for row in found.rows if row.method == "MNN, distribution"]
+    run = Run(out / "seed-0" / "mnn")
+    model, data = row_model(run), run.data
+    expected = metrics.of_distribution(model.distribution(data.x_test), data.y_test[:, 0].numpy())
+    for name in ("rmse", "log_likelihood", "crps", "coverage_90", "width_90", "spearman_error"):
+        assert row.by_seed["0"][name] == pytest.approx(expected[name], rel=1e-6)
+    (own,) = [row for row in found.rows if row.method == "MNN"]
+    extra = row.by_seed["0"]["fit_seconds"] - own.by_seed["0"]["fit_seconds"]
+    assert extra == pytest.approx(model.seconds)
+    assert model.seconds > 0
+
+
 def test_the_report_of_a_compared_run_shows_the_other_methods(regressed, tmp_path):
     out = tmp_path / "it"
     shutil.copytree(regressed[0], out)
@@ -597,7 +615,18 @@ def test_the_report_of_a_compared_run_shows_the_other_methods(regressed, tmp_pat
     for row in regressed[1].rows:
         assert f'<th scope="row">{row.method}</th>' in section
         assert html.escape(row.description).replace("&#x27;", "&#39;") in section
-    assert "CRPS and seconds of fitting of each method: MNN, calibrated " in section
+    caption = section.partition("<figcaption>")[2].partition("</figcaption>")[0]
+    for title, key in (
+        ("NLL", "log_likelihood"),
+        ("CRPS", "crps"),
+        ("90% coverage", "coverage_90"),
+    ):
+        known = {row.method: row.summary[key].mean for row in regressed[1].rows}
+        known = {name: value for name, value in known.items() if value is not None}
+        goal = {"NLL": np.inf, "CRPS": 0.0}.get(title, 0.9)
+        losses = {name: abs(x - goal) if goal < np.inf else -x for name, x in known.items()}
+        best = min(losses, key=losses.__getitem__)
+        assert re.search(rf"{title} [^;]* \({re.escape(best)}\)[;.]", caption)
     # Of a network that was trained differently since, the comparison says nothing.
     config = (run / "config.toml").read_text()
     assert "epochs = 1\n" in config

@@ -309,7 +309,7 @@ def test_a_run_of_regression(tmp_path):
     train(resolve(config, dataset, Choices(epochs=40)), dataset, run)
     found = evaluate(run)
     before, after = found.parts["test"], found.calibration.test
-    assert found.calibration.kind == "variance"
+    assert found.calibration.kind == "distribution"
     assert any("held-out samples" in note for note in found.notes)
     assert after["rmse"] == pytest.approx(before["rmse"])
     assert after["log_likelihood"] > before["log_likelihood"]
@@ -318,7 +318,8 @@ def test_a_run_of_regression(tmp_path):
         gap = numbers["log_likelihood_standardised"] - numbers["log_likelihood"]
         assert gap == pytest.approx(np.log(scale))
     with np.load(run.predictions_path) as arrays:
-        assert arrays["test/calibrated_variance"].shape == arrays["test/variance"].shape
+        for name in ("variance", "level", "low", "high"):
+            assert arrays[f"test/calibrated_{name}"].shape == arrays["test/variance"].shape
     assert set(found.scores["test"]["fitted"]) == {"spearman_error"}
 
 

@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy import stats
 
 from covary import report
 from covary.files import FileError
 from covary.models import lenet
 from covary.report import page, refusing, words
+from covary.runs import Run
 from covary.uncertainty.metrics import METRICS
 from tests import report_runs
 from tests.report_runs import Page, evaluation, predictions
@@ -253,7 +255,7 @@ def calibrate(run, arrays, **numbers):
     stored = dict(np.load(run / "predictions.npz"))
     np.savez(run / "predictions.npz", **stored, **arrays)
     content = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
-    content["calibration"] = {"scale": 1.0, "noise": None, "held_out_samples": 40, **numbers}
+    content["calibration"] = {"noise": None, "held_out_samples": 40, **numbers}
     (run / "evaluation.json").write_text(json.dumps(content), encoding="utf-8")
     return Page(report.write(run))
 
@@ -269,6 +271,7 @@ def calibrated(tmp_path_factory):
         run,
         {"test/calibrated_probabilities": probabilities, "test/score_trace": trace},
         kind="logits",
+        scale=1.0,
         temperature=3.0,
         thresholds={"calibrated": 0.2, "entropy": float(np.median(stored["test/entropy"]))},
         test={"ece": 0.0123},
@@ -294,22 +297,119 @@ def test_thresholds_are_those_of_held_out_inputs(calibrated):
     assert [score["recommended"] for score in data["scores"]][0::2] == [0.2, None]
 
 
-def test_deviations_on_the_slider_are_calibrated(tmp_path):
+def distributed(run, names, *, slices=30, columns=12):
+    """Add distributions of each target to a run, here normal, and what test rows say of them."""
+    stored = dict(np.load(run / "predictions.npz"))
+    mean, variance = stored["test/mean"], 2 * stored["test/variance"] + 1
+    score = (stored["test/target"] - mean) / np.sqrt(variance)
+    half = stats.norm.ppf(0.95) * np.sqrt(variance)
+    arrays = {
+        "mean": mean, "variance": variance, "level": stats.norm.cdf(score),
+        "low": mean - half, "high": mean + half,
+    }  # fmt: skip
+    return calibrate(
+        run,
+        {f"test/calibrated_{name}": array for name, array in arrays.items()},
+        kind="distribution",
+        thresholds={"stddev_1": 3.0},
+        test={"coverage_90": 0.9, "spearman_error": 0.5},
+        level=0.9,
+        effect_rows=200,
+        targets=[target_distribution(name, slices, columns) for name in names],
+    )
+
+
+def target_distribution(name, slices, columns):
+    numbers = {"samples": 20, "low": 0.3, "high": 0.8, "chance": 1e-6, "is_beyond": True}
+    fine = {"samples": 40, "inside": 36, "low": 0.76, "high": 0.97, "is_beyond": False}
+    every = [{"column": "age", "label": "7 to 28", "inside": 11, **numbers}]
+    every += [{"column": f"c{i}", "label": "<b>", "chance": 1.0, **fine} for i in range(1, slices)]
+    rises = {"is_ordered": True, "labels": ["1", "2", "3"], "std": [1.0, 1.5, 2.0]}
+    level = {"is_ordered": False, "labels": ["north", "a very long name of a level"]}
+    level |= {"std": [1.0, 1.01], "lower": [0.9, 0.9], "upper": [1.1, 1.1]}
+    effects = [{"column": "age", **rises, "lower": [0.9] * 3, "upper": [2.5] * 3}]
+    effects += [{"column": f"c{i}", **level} for i in range(1, columns)]
+    return {
+        "name": name,
+        "family": "student",
+        "shares": {"emergent": 0.2, "learned": 0.8},
+        "gains": {"emergent": -0.01, "learned": 0.3},
+        "test": {"coverage_90": 0.9},
+        "slices": every[:slices],
+        "unusual_by_chance": 1.2,
+        "effects": effects[:columns],
+    }
+
+
+def test_deviations_on_the_slider_are_those_of_the_distributions(tmp_path):
+    page = distributed(report_runs.concrete(tmp_path), ["strength (MPa)"])
+    variance = predictions(page)["test/calibrated_variance"]
+    score = page.data()["scores"][0]
+    assert (score["label"], score["recommended"]) == ("standard deviation", 3.0)
+    np.testing.assert_allclose(score["threshold"], np.unique(np.sqrt(variance)), rtol=1e-6)
+    said = " ".join(page.texts("p"))
+    assert "Intervals meant to hold 90%" in said
+    assert "standard deviation with the size of the error: 0.50." in said
+    assert "in 1 of 30 slices of the test rows, beyond chance: age 7 to 28 (55.0%)." in said
+
+
+def figures_of(page):
+    return {path.stem for path in (page.path.parent / "figures").glob("*.svg")}
+
+
+@pytest.mark.parametrize(("slices", "columns"), [(1, 1), (30, 30), (0, 0), (5, 2)])
+def test_figures_of_a_table_that_is_regressed(slices, columns, tmp_path):
+    run = report_runs.concrete(tmp_path)
+    page = distributed(run, ["strength (MPa)"], slices=slices, columns=columns)
+    there = {"slices": slices > 0, "effects": columns > 0, "variance-parts": True}
+    assert {name for name, is_there in there.items() if is_there} == figures_of(page) & set(there)
+    captions = " ".join(page.texts("figcaption"))
+    if slices:
+        assert f"The {min(12, slices)} most unusual of {slices} slices" in captions
+        assert "By chance alone about 1.2" in captions
+        assert "Marked: 1 that chance does not explain" in captions
+    else:
+        assert "There are 103 test rows, too few to say where intervals hold" in " ".join(
+            page.texts("p")
+        )
+    assert ("22 more change it by 1% at most" in captions) == (columns == 30)
+    assert ("#columns", "Columns") in [(a.get("href"), t[0]) for _, a, t in page.all("a")]
+
+
+def test_several_targets_have_figures_each(tmp_path):
+    names = ["heating load", "cooling load <kWh>"]
+    page = distributed(report_runs.two_targets(tmp_path), names)
+    every = {f"{name}-{i}" for name in ("slices", "effects", "spread") for i in (1, 2)}
+    assert every | {"variance-parts"} <= figures_of(page)
+
+
+@pytest.mark.parametrize("name", ["images", "table", "one target"])
+def test_what_has_no_distributions_has_no_such_figures(name, pages):
+    assert not figures_of(pages[name]) & {"slices", "effects", "variance-parts"}
+    assert not [a for _, a, _ in pages[name].all("section") if a.get("id") == "columns"]
+
+
+def test_intervals_and_levels_of_a_part_without_a_distribution_are_gaussian(tmp_path):
+    run = Run(report_runs.concrete(tmp_path))
+    test = run.predictions["test"]
+    std = np.sqrt(test.variance.astype(float))
+    low, high = test.interval
+    np.testing.assert_allclose(low, stats.norm.ppf(0.05, test.mean, std))
+    np.testing.assert_allclose(high, stats.norm.ppf(0.95, test.mean, std))
+    inside = (test.target >= low) & (test.target <= high)
+    np.testing.assert_array_equal(test.holds(0.9), inside)
+    shown = report.read(distributed(run.path, ["strength"]).path.parent).test.calibrated
+    inside = (test.target >= shown.low) & (test.target <= shown.high)
+    np.testing.assert_array_equal(shown.holds(0.9), inside)
+    expected = (test.target - shown.mean) / shown.stddev
+    np.testing.assert_allclose(shown.scaled, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_an_evaluation_from_before_distributions_is_measured_again(tmp_path):
     run = report_runs.concrete(tmp_path)
     stored = dict(np.load(run / "predictions.npz"))
-    variance = 2 * stored["test/variance"] + 1
-    page = calibrate(
-        run,
-        {"test/calibrated_mean": stored["test/mean"], "test/calibrated_variance": variance},
-        kind="variance",
-        offset=[1.0],
-        thresholds={"stddev_1": 3.0},
-        test={"coverage_90": 0.9},
-    )
-    score = page.data()["scores"][0]
-    assert (score["label"], score["recommended"]) == ("calibrated standard deviation", 3.0)
-    np.testing.assert_allclose(score["threshold"], np.unique(np.sqrt(variance)), rtol=1e-6)
-    assert "Calibrated intervals meant to hold 90%" in " ".join(page.texts("p"))
+    with pytest.raises(FileError, match=r"calibration.kind.*'variance'.*Run `covary evaluate"):
+        calibrate(run, {"test/calibrated_mean": stored["test/mean"]}, kind="variance", scale=1.0)
 
 
 @each_run

@@ -12,10 +12,10 @@ from covary import runs
 from covary.cli import common
 from covary.cli.common import DataDir, Debug, Json, OodData, RunPath, Seed, quoted, reported, say
 from covary.cli.options import PerSampleCovariance
-from covary.report.words import contradictions, perfect_measurements, removable, tenths
+from covary.report.words import contradictions, failing, perfect_measurements, removable, tenths
 from covary.runs.config import check_covariance
 from covary.runs.records import Numbers
-from covary.runs.results import BudgetResult, Evaluation
+from covary.runs.results import BudgetResult, DistributionResult, Evaluation
 from covary.runs.uncertainty import NOISE
 from covary.uncertainty.metrics import METRICS
 from covary.uncertainty.scores import about
@@ -151,17 +151,27 @@ def report(
 
 
 def _show_evaluation(run: str, found: Evaluation) -> None:
-    calibrated = {} if found.calibration is None else {"calibrated": found.calibration.test}
     title = f"{run}: {found.task} of {found.dataset}, {found.covariance} covariances"
-    _show_metrics(title, {**calibrated, **found.parts})
-    if found.calibration is not None:
-        say(f"Calibrated on {found.calibration.held_out_samples:,} held-out training samples.")
+    fitted, parts = found.calibration, dict(found.parts)
+    if isinstance(fitted, DistributionResult):
+        _show_metrics(title, {"distributions": fitted.test, "network": parts.pop("test"), **parts})
+        said = "Distributions, those of covary predict, were fitted to"
+        say(f"{said} {fitted.held_out_samples:,} held-out training samples.")
+        for line in failing(fitted):
+            say(line)
+    else:
+        _show_metrics(title, ({"calibrated": fitted.test} if fitted else {}) | parts)
+        if fitted is not None:
+            say(f"Calibrated on {fitted.held_out_samples:,} held-out training samples.")
     _show_scores(found.scores)
     if found.budget is not None:
         _show_budget(found.budget, found.targets)
     if found.by_target:
-        _show_metrics("The same for each target, on its own scale", found.by_target)
-    for line in (*contradictions(found.parts), *(f"Note: {note}" for note in found.notes)):
+        of_targets = fitted.targets if isinstance(fitted, DistributionResult) else ()
+        own = {target.name: target.test for target in of_targets}
+        alone = {f"{name}, network" if own else name: x for name, x in found.by_target.items()}
+        _show_metrics("The same for each target, on its own scale", own | alone)
+    for line in (*contradictions(found.told), *(f"Note: {note}" for note in found.notes)):
         say(line)
     if found.separability:
         usual = "right predictions" if found.task == "classification" else "test inputs"

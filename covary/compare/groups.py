@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 
+import torch
 from torch import Tensor, nn
 
 from covary import convert, posterior
@@ -28,9 +29,11 @@ from covary.compare.table_models import TABLE_MODELS, TableModel
 from covary.compare.trained_networks import TrainedNetworks
 from covary.files import read_tensors, write_tensors
 from covary.moments import Moments
+from covary.runs.row_model import RowModel, row_model
 from covary.training.checkpoint import load_weights
 from covary.uncertainty import fit, scores
 from covary.uncertainty.calibration import Mixture
+from covary.uncertainty.predictive import Floats, Predictive
 
 _MASKS = "Average of {samples} dropout masks, probability {dropout:g} at each hidden layer."
 _NO_MASKS = "The network of MC dropout; its moments under all masks, of which none is drawn."
@@ -46,8 +49,8 @@ class Group:
         description: what it does; may name settings of the comparison in braces.
         rule: how it predicts.
         network: what it predicts with.
-        forms: in which it appears: ``own`` (as it comes), ``fitted`` (with a score of all layers)
-            and ``calibrated``.
+        forms: in which it appears: ``own`` (as it comes), ``fitted`` (with a score of all layers),
+            ``calibrated``, and of tables ``distribution`` (what ``covary predict`` gives).
         is_ensemble: whether it trains several of these networks.
     """
 
@@ -67,7 +70,7 @@ class Group:
         """How long its networks took to train."""
         return nets.seconds(self.trains, self.networks(nets))
 
-    def make(self, nets: TrainedNetworks) -> Iterator[Method]:
+    def make(self, nets: TrainedNetworks) -> Iterator[Method | TableMethod]:
         """Its methods, trained."""
         description = self.description.format(**vars(nets.settings))
         method = Method(self.name, description, self.network(nets), self.rule)
@@ -79,6 +82,8 @@ class Group:
             better = calibrated(method, nets.x_held_out, nets.y_held_out)
             is_alone = self.forms == ("calibrated",)
             yield replace(better, name=self.name, description=description) if is_alone else better
+        if "distribution" in self.forms and not nets.dataset.is_image:
+            yield _distribution(self.name, nets)
 
 
 @dataclass(frozen=True)
@@ -164,6 +169,26 @@ def _fitted(method: Method, nets: TrainedNetworks) -> Iterator[Method]:
         return
     said = f"{method.description} Score: density of its layers, fitted to held-out data."
     yield Method(f"{method.name}, fitted", said, net, partial(by_density, score=score))
+
+
+@dataclass(frozen=True, eq=False)
+class _OfTarget:
+    """A run's distributions of one of its targets, as a model of a table."""
+
+    model: RowModel
+    column: int
+
+    def distribution(self, x: Floats) -> Predictive:
+        """Of the target of each row of inputs (n, d)."""
+        return self.model.distribution(torch.from_numpy(x)).of_target(self.column)
+
+
+def _distribution(name: str, nets: TrainedNetworks) -> TableMethod:
+    """What ``covary predict`` gives."""
+    model = row_model(nets.run)
+    models = [_OfTarget(model, column) for column in range(nets.config.model.outputs)]
+    said = "What covary predict gives: distributions by the network's errors on held-out rows."
+    return TableMethod(f"{name}, distribution", said, models, 0, model.seconds)
 
 
 def _masks(nets: TrainedNetworks) -> DropoutSamples:
@@ -256,7 +281,7 @@ _GROUPS = {
     "regression": {
         "mnn": Group(
             "mnn", "MNN", "Moment neural network, its variance as it comes.", by_targets,
-            TrainedNetworks.moment_network,
+            TrainedNetworks.moment_network, forms=("own", "calibrated", "distribution"),
         ),
         "plain": Group(
             "plain", "plain, constant variance",

@@ -86,6 +86,7 @@ class Method:
     description: str
     module: nn.Module
     rule: Rule
+    extra_seconds: float = 0.0  # of fitting, beyond those of its group
 
     def __post_init__(self) -> None:
         self.module.eval()
@@ -194,6 +195,7 @@ class TableMethod:
     description: str
     models: Sequence[Any]
     classes: int
+    extra_seconds: float = 0.0  # of fitting, beyond those of its group
 
     def predict(self, x: Tensor) -> Prediction:
         """Any number of inputs (n, d)."""

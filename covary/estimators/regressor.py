@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from covary.uncertainty.residuals import (
     Evidence,
     FittedResiduals,
     Scales,
+    VariancePart,
     correlation_of,
     distributions,
     fit_residuals,
@@ -36,18 +37,6 @@ from covary.uncertainty.residuals import (
 VARIANCES = ("learned", "emergent")
 # Parts of a variance that are less than this on average are said to be thrown away.
 _LEAST_SHARE = 0.01
-
-
-class VariancePart(NamedTuple):
-    """What a part of the variance is worth.
-
-    Attributes:
-        share: of the variance, on average over held-out rows.
-        gain: by how many nats a held-out row is likelier with it than without.
-    """
-
-    share: float
-    gain: float
 
 
 class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
@@ -230,13 +219,11 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
 
     def _parts_worth(self) -> dict[str, VariancePart]:
         """The share and the gain of each part of the variance, averaged over targets."""
+        every = [each.worth for each in self._residuals]
         found = {
-            name: VariancePart(
-                float(np.mean([each.shares[name] for each in self._residuals])),
-                float(np.mean([each.without[name] - each.model.loss for each in self._residuals])),
-            )
+            name: VariancePart(*np.mean([worth[name] for worth in every], 0).tolist())
             for name in PARTS
-            if all(name in each.without for each in self._residuals)
+            if all(name in worth for worth in every)
         }
         is_noisy = any(recipe.noise for recipe in self.recipes_)
         if is_noisy and "emergent" in found and found["emergent"].share < _LEAST_SHARE:

@@ -15,6 +15,7 @@ from covary.report.refusing import Curve
 from covary.report.words import number, percent, short
 from covary.runs.predictions import Array
 from covary.uncertainty import metrics
+from covary.uncertainty.slices import errors_by_std
 
 LEVELS = (0.5, 0.9, 0.95)
 _HISTORIES = ("loss", "accuracy", "mae", "entropy")
@@ -312,8 +313,10 @@ def predicted_against_true(results: Results, column: int) -> draw.Drawing:
     assert test.target is not None
     chosen = np.sort(draw.some(len(test), 200))
     true, mean = test.target[chosen, column], test.mean[chosen, column].astype(float)
-    bar = metrics.normal_quantile(0.9) * test.stddev[chosen, column]
-    inside = np.abs(mean - true) <= bar
+    low, high = (end[chosen, column].astype(float) for end in test.interval)
+    # The mean of a skewed distribution may lie beyond the end of its interval.
+    bar = np.maximum(0.0, [mean - low, high - mean])
+    inside = test.holds(0.9)[chosen, column]
     (axes,) = draw.canvas(3.7)
     draw.identity(axes, true, mean)
     for own, label, colour, marker in (
@@ -321,7 +324,9 @@ def predicted_against_true(results: Results, column: int) -> draw.Drawing:
         (~inside, "does not", draw.ORANGE, "D"),
     ):
         named = f"{label} ({int(own.sum())})"
-        draw.points(axes, true[own], mean[own], bar[own], colour, fmt=marker, ms=3.2, label=named)
+        draw.points(
+            axes, true[own], mean[own], bar[:, own], colour, fmt=marker, ms=3.2, label=named
+        )
     rmse = results.rmse(column)
     return _of_target(axes, "predictions", results, column, rmse=rmse, inside=inside)
 
@@ -334,17 +339,16 @@ def interval_coverage(results: Results) -> draw.Drawing:
     levels = np.linspace(0.02, 0.98, 49)
 
     def hits(part: Part, column: int, levels: Sequence[float] | Array) -> list[float]:
-        error, stddev = part.error[:, column], part.stddev[:, column]
-        return [float(metrics.interval_coverage(error, stddev, level)) for level in levels]
+        return [float(part.holds(level)[:, column].mean()) for level in levels]
 
     said = []
     for column in range(results.targets):
         colour, dash = draw.COLOURS[column % 6], ("-", "--", "-.", ":")[column % 4]
-        name = "calibrated intervals" if results.is_calibrated else "intervals, not calibrated"
+        name = "distributions" if results.is_calibrated else "intervals, not calibrated"
         if results.targets > 1:
             name = short(results.target_name(column))
         if results.is_calibrated:
-            raw, label = hits(results.test, column, levels), "_" if column else "before calibration"
+            raw, label = hits(results.test, column, levels), "_" if column else "network alone"
             axes.plot(levels, raw, ":", color=colour, lw=1.0, label=label)
         shown = results.test.calibrated
         axes.plot(levels, hits(shown, column, levels), dash, color=colour, label=name)
@@ -360,10 +364,8 @@ def interval_coverage(results: Results) -> draw.Drawing:
 
 @draw.house_style()
 def residuals(results: Results, column: int) -> draw.Drawing:
-    """Errors over their own predicted standard deviation, against a standard Gaussian."""
-    test = results.test.calibrated
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scaled = -test.error[:, column] / test.stddev[:, column]
+    """True values as they should have a standard Gaussian, against one."""
+    scaled = results.test.calibrated.scaled[:, column]
     scaled = scaled[~np.isnan(scaled)]
     edges = np.linspace(-5, 5, 41)
     heights, _ = np.histogram(np.clip(scaled, -5, 5), edges)
@@ -386,14 +388,14 @@ def residuals(results: Results, column: int) -> draw.Drawing:
 @draw.house_style()
 def spread_against_error(results: Results, column: int) -> draw.Drawing:
     """RMSE of inputs with like predicted standard deviations: the reliability of a regression."""
-    test = results.test.calibrated
-    stddev, error = test.stddev[:, column], test.error[:, column]
-    bins = np.array_split(np.argsort(stddev, kind="stable"), min(10, max(1, len(test) // 10)))
-    predicted = [float(np.sqrt((stddev[own] ** 2).mean())) for own in bins]
-    found = [float(np.sqrt((error[own] ** 2).mean())) for own in bins]
-    (axes,) = draw.canvas()
-    top = 1.08 * max(*predicted, *found)
-    axes.plot([0, top], [0, top], ":", color=draw.SLATE, label="ideal")
-    axes.plot(predicted, found, "o-", color=draw.BLUE, ms=4.5, label="groups of like inputs")
-    axes.set(xlim=(0, 1.08 * max(predicted) or 1.0), ylim=(0, 1.08 * max(found) or 1.0))
-    return _of_target(axes, "spread", results, column, predicted=predicted, found=found)
+    part, label = results.test.calibrated, "groups of like inputs (90%)"
+    groups = min(10, max(1, len(part) // 10))
+    found = errors_by_std(part.stddev[:, column], part.error[:, column], groups)
+    right, top = (1.08 * float(each.max()) or 1.0 for each in (found.std, found.high))
+    (axes,) = draw.canvas(3.7)
+    axes.plot([0, right + top], [0, right + top], ":", color=draw.SLATE, label="ideal", zorder=0)
+    bars = np.maximum(0.0, (found.rmse - found.low, found.high - found.rmse))
+    look: dict[str, Any] = {"fmt": "o", "ms": 4.5, "elinewidth": 1.0, "label": label}
+    axes.errorbar(found.std, found.rmse, bars, color=draw.BLUE, **look)
+    axes.set(xlim=(0, right), ylim=(0, top))
+    return _of_target(axes, "spread", results, column, found=found)

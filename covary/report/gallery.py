@@ -12,7 +12,6 @@ from PIL import Image
 from covary.report.reading import Part, Results
 from covary.report.words import number, plus_minus
 from covary.runs.predictions import Array
-from covary.uncertainty import metrics
 
 EACH = 8  # of one row
 FEATURES = 16  # columns of a table
@@ -75,8 +74,8 @@ def _regressed(_results: Results, part: Part, index: int) -> tuple[list[str], li
     said = [plus_minus(*pair) for pair in zip(mean, stddev.tolist(), strict=True)]
     if part.target is None:
         return [], said, False
-    outside = np.abs(part.error[index]) > metrics.normal_quantile(0.95) * stddev
-    return [number(value) for value in part.target[index].tolist()], said, bool(outside.any())
+    truths = [number(value) for value in part.target[index].tolist()]
+    return truths, said, not part.holds(0.95)[index].all()
 
 
 def data_uri(image: Array) -> str:

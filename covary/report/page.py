@@ -18,9 +18,12 @@ from covary.report.figures_attack import drawings as of_attacks
 from covary.report.figures_budget import drawings as of_budget
 from covary.report.figures_compare import drawings as of_comparison
 from covary.report.figures_fidelity import drawings as of_fidelity
+from covary.report.figures_rows import TARGETS
+from covary.report.figures_rows import drawings as of_rows
 from covary.report.figures_verify import drawings as of_verification
 from covary.report.reading import Results
 from covary.report.refusing import Curve, curves
+from covary.runs.columns import LEAST_ROWS
 from covary.runs.uncertainty import ANSWERED
 
 
@@ -64,6 +67,8 @@ def drawings(results: Results, found: list[Curve]) -> dict[str, list[Drawing]]:
         ],
         "calibration": calibration,
     }
+    if results.distribution is not None and not results.evaluation.image_shape:
+        sections["columns"] = of_rows(results.distribution)
     if results.evaluation.budget is not None:
         sections["budget"] = of_budget(results)
     fidelity, simulated, attacks = results.run.fidelity, results.simulated, results.run.attack
@@ -99,8 +104,10 @@ def _render(results: Results, found: list[Curve], sections: Mapping[str, list[Dr
         script=Markup(_packaged("page.js")),
         data=Markup(embeddable(_curve_data(results, found))),
         scores=[curve.label for curve in found if curve.target == 0],
-        contradictions=list(words.contradictions(evaluation.parts)),
+        contradictions=list(words.contradictions(evaluation.told)),
         gallery=gallery,
+        shown_targets=TARGETS,
+        slice_rows=LEAST_ROWS,
         galleries=[(part, found) for part, found in shown if found],
         commands=_commands(results),
         environment=_environment(results),

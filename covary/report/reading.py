@@ -12,7 +12,13 @@ from covary.compare import Comparison
 from covary.compare.comparing import RESULT
 from covary.runs import Run
 from covary.runs.predictions import Predictions as Part
-from covary.runs.results import Evaluation, Result, SpikingVerification, SteadyVerification
+from covary.runs.results import (
+    DistributionResult,
+    Evaluation,
+    Result,
+    SpikingVerification,
+    SteadyVerification,
+)
 
 __all__ = ["Part", "ReportError", "Results", "read"]
 _FILES = ("config", "environment", "history", "fidelity", "attack", "verification", "spikes")
@@ -65,6 +71,12 @@ class Results:
     def is_calibrated(self) -> bool:
         """Whether there are calibrated predictions."""
         return self.test.calibrated is not self.test
+
+    @property
+    def distribution(self) -> DistributionResult | None:
+        """What a regression predicts as distributions; None if there were too few held-out data."""
+        found = self.evaluation.calibration
+        return found if isinstance(found, DistributionResult) else None
 
     @property
     def targets(self) -> int:

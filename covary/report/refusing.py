@@ -98,8 +98,6 @@ def _curve(
         kept = kept[sorted(chosen)]
     total = risk[kept] * answered[kept]
     title = _OWN_TITLES.get(name, about(name).title)
-    if name == "stddev" and results.is_calibrated:
-        title = f"calibrated {title}"
     return Curve(
         score=name,
         label=title,

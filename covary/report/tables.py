@@ -94,6 +94,8 @@ def calibration(results: Results) -> Table | None:
         if name != "samples"
     ]
     columns = ("calibrated", "before calibration")
+    if not results.is_classification:
+        columns = ("distributions", "network alone")
     return Table("With calibration, and without", "Test inputs", columns, rows)
 
 

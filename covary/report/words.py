@@ -10,7 +10,7 @@ import numpy as np
 
 from covary.runs.predictions import Predictions
 from covary.runs.records import Numbers
-from covary.runs.results import BudgetResult, ErrorBars, MeasuredNumber
+from covary.runs.results import BudgetResult, DistributionResult, ErrorBars, MeasuredNumber
 from covary.uncertainty.metrics import METRICS
 
 MINUS = "\N{MINUS SIGN}"
@@ -137,6 +137,18 @@ def attack_title(name: str) -> str:
     return title if base == name else f"{title}, transferred"
 
 
+def squeezed(text: str, limit: int) -> str:
+    """A name that fits: its beginning and its end, which tell it from others.
+
+    Examples:
+        >>> squeezed("posterior, trained with dropout", 20)
+        'posterior,…h dropout'
+    """
+    head = (limit - 1) - (limit - 1) // 2
+    end = len(text) - (limit - 1) // 2
+    return text if len(text) <= limit else f"{text[:head]}\N{HORIZONTAL ELLIPSIS}{text[end:]}"
+
+
 def shown_of(shown: int, total: int) -> str:
     """How many of all are in a figure, at the beginning of a sentence."""
     return f"{number(shown)} of {number(total)}" if shown < total else "All"
@@ -205,6 +217,40 @@ def perfect_measurements(errors: ErrorBars, targets: Sequence[str]) -> Iterator[
             f"With perfect measurements the standard deviation{of} would be {number(exact)} on "
             f"average, not {number(given)}{less} (before calibration, without weights)."
         )
+
+
+def family(name: str) -> str:
+    """What a family of distributions is called."""
+    names = {"student": "Student's t", "mixture": "mixtures of several modes"}
+    return f"{names.get(name, name)}{' distributions' if name != 'mixture' else ''}"
+
+
+def failing(found: DistributionResult, most: int = 3) -> Iterator[str]:
+    """Where intervals hold too few targets or too many, beyond chance; for each target."""
+    level = f"{100 * found.level:.0f}%"
+    for target in found.targets:
+        of = f" of {target.name}" if len(found.targets) > 1 else ""
+        what = f"{level} intervals{of}"
+        beyond, count = [one for one in target.slices if one.is_beyond], len(target.slices)
+        usual, than = found.level, "they should"
+        if target.usual is not None and target.usual != found.level:
+            usual, than = target.usual, "elsewhere"
+            how = "narrow" if usual < found.level else "wide"
+            yield f"{what} hold {percent(usual)} of all test rows: too {how}, beyond chance."
+        if count and not beyond:
+            rest = " in particular" if usual != found.level else ""
+            slices = f"{number(count)} slices of the test rows"
+            yield f"{what}: none of {slices} is off{rest}, beyond chance."
+        for how in ("fewer", "more"):
+            own = [one for one in beyond if (one.share < usual) == (how == "fewer")]
+            told = [f"{one.column} {one.label} ({percent(one.share)})" for one in own[:most]]
+            more = f"; and {number(len(own) - most)} more" if len(own) > most else ""
+            if own:
+                yield (
+                    f"{what} hold {how} targets than {than} in {number(len(own))} of "
+                    f"{number(count)} slices of the test rows, beyond chance: "
+                    f"{'; '.join(told)}{more}."
+                )
 
 
 def contradictions(parts: Mapping[str, Numbers]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from torch import nn
 from covary.models import with_covariance
 from covary.nn import Rescale
 from covary.progress import Steps
-from covary.runs import budget, predictions
+from covary.runs import budget, distributions, predictions
 from covary.runs.directory import Run
 from covary.runs.predictions import Predictions
 from covary.runs.results import CalibrationResult, Evaluation, HeldOut, TrackedFidelity, sha256
@@ -35,10 +35,11 @@ def evaluate(
 
     Every sample has a covariance of its own, however the network was trained. Calibration and the
     fitted score are those that held-out training data gave, fitted first if they were not; numbers
-    without calibration are always there too. The budget says what the variance of the output is
-    made of, on some test inputs. What comes out is also written to the run's folder:
-    numbers to ``evaluation.json``, and mean, variance, entropy and fitted score of every sample to
-    ``predictions.npz``.
+    without calibration are always there too. Calibrated numbers of a regression are those of the
+    distributions that ``covary predict`` gives, with where they fail and which columns move them.
+    The budget says what the variance of the output is made of, on some test inputs. What comes out
+    is also written to the run's folder: numbers to ``evaluation.json``, and mean, variance, entropy
+    and fitted score of every sample to ``predictions.npz``.
 
     Args:
         run: a trained run.
@@ -64,6 +65,15 @@ def evaluate(
         )
         parts = {"test": measured(dataset.test_inputs, dataset.y_test, "test", progress=progress)}
         parts |= {name: measured(x, None, name, progress=progress) for name, x in others.items()}
+        rows = None if classify else distributions.model_of(run, progress)
+    if rows is not None:
+        if rows.covariance != how.covariance:
+            whose = f"distributions, as those of covary predict, have {rows.covariance} ones"
+            notes.append(f"Numbers of the network have {how.covariance} covariances; {whose}.")
+        parts = {
+            name: distributions.added(part, rows, others.get(name, dataset.test_inputs))
+            for name, part in parts.items()
+        }
     test = parts["test"]
     made_of, why_not = budget.measure(run, net, test)
     results = {"test": classification_metrics(test) if classify else _regression(test, net)}
@@ -80,7 +90,9 @@ def evaluate(
         notes=(*notes, *how.notes, *held_out.notes, *why_not),
         parts=results,
         scores={name: _score_metrics(part, test) for name, part in parts.items()},
-        calibration=_calibration(held_out, test, net),
+        calibration=_calibration(held_out, test)
+        if rows is None
+        else distributions.measured(run, rows, held_out, test, seed=seed),
         by_target={} if classify else _by_target(test, dataset.targets),
         separability=_separabilities(parts),
         budget=made_of,
@@ -155,15 +167,13 @@ def _told_apart(positive: np.ndarray, negative: np.ndarray) -> dict[str, float]:
     return {metric.__name__: metric(positive, negative) for metric in found}
 
 
-def _calibration(held_out: HeldOut, test: Predictions, net: nn.Module) -> CalibrationResult | None:
-    """What held-out data gave, and how good the test set's numbers are with it."""
+def _calibration(held_out: HeldOut, test: Predictions) -> CalibrationResult | None:
+    """What held-out data gave, and how good the test set's probabilities are with it."""
     if held_out.calibration is None:
         return None
-    if test.label is not None:
-        assert test.calibrated_probabilities is not None
-        after = metrics.of_probabilities(test.calibrated_probabilities, test.label)
-    else:
-        after = _regression(test.calibrated, net)
+    assert test.label is not None
+    assert test.calibrated_probabilities is not None
+    after = metrics.of_probabilities(test.calibrated_probabilities, test.label)
     numbers = vars(held_out.numbers())
     return CalibrationResult(**numbers, held_out_samples=held_out.samples, test=after)
 

@@ -20,7 +20,7 @@ from covary.nn import Activation, Linear
 from covary.progress import Steps
 from covary.recording import record
 from covary.runs.results import HeldOut
-from covary.uncertainty import scores
+from covary.uncertainty import metrics, scores
 from covary.uncertainty.fitted import moment_features
 
 Array = np.ndarray
@@ -42,6 +42,9 @@ _KEPT = {
     "calibrated_probabilities": "nk",
     "calibrated_mean": "nk",
     "calibrated_variance": "nk",
+    "calibrated_level": "nk",
+    "calibrated_low": "nk",
+    "calibrated_high": "nk",
 }
 _SCORE = "score_"  # before the name of a score, which is an array (n,) of the file
 
@@ -64,9 +67,16 @@ class Predictions:
     input_index: Array  # (g,) which samples those are
     covariance: Array | None = None  # (n, k, k), of a regression
     calibrated_probabilities: Array | None = None  # (n, k), of a classification
-    calibrated_mean: Array | None = None  # (n, k), of a regression, as the next two
+    # Of a regression, (n, k): what is predicted as a distribution.
+    calibrated_mean: Array | None = None
     calibrated_variance: Array | None = None
-    calibrated_covariance: Array | None = None  # (n, k, k)
+    calibrated_level: Array | None = None  # probability of at most the true value
+    calibrated_low: Array | None = None  # ends of the 90% interval
+    calibrated_high: Array | None = None
+    # The last three where they are of what this predicts; of a Gaussian, if not.
+    level: Array | None = None
+    low: Array | None = None
+    high: Array | None = None
     scores: Mapping[str, Array] = field(default_factory=dict)  # name -> (n,)
 
     def __len__(self) -> int:
@@ -84,7 +94,9 @@ class Predictions:
             self,
             mean=self.calibrated_mean,
             variance=self.calibrated_variance,
-            covariance=self.calibrated_covariance,
+            level=self.calibrated_level,
+            low=self.calibrated_low,
+            high=self.calibrated_high,
         )
 
     @cached_property
@@ -121,6 +133,31 @@ class Predictions:
     def stddev(self) -> Array:
         """(n, k) predicted standard deviations."""
         return np.asarray(np.sqrt(np.maximum(self.variance.astype(float), 0.0)))
+
+    @cached_property
+    def scaled(self) -> Array:
+        """(n, k) true values as a standard Gaussian has them, if the prediction is right.
+
+        Their distance from the mean in standard deviations, or normal scores of their level.
+        """
+        if self.level is not None:
+            return np.asarray(torch.special.ndtri(torch.as_tensor(self.level).double()))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(-self.error / self.stddev)
+
+    def holds(self, level: float) -> Array:
+        """(n, k) whether the true value is in the central interval of this level."""
+        if self.level is not None:
+            return np.asarray(np.abs(self.level - 0.5) <= level / 2)
+        return np.asarray(np.abs(self.error) <= metrics.normal_quantile(level) * self.stddev)
+
+    @cached_property
+    def interval(self) -> tuple[Array, Array]:
+        """(n, k) each, ends of the 90% intervals."""
+        if self.low is not None and self.high is not None:
+            return self.low, self.high
+        half = metrics.normal_quantile(0.9) * self.stddev
+        return self.mean - half, self.mean + half
 
     @cached_property
     def error(self) -> Array:
@@ -220,7 +257,7 @@ def measure(
     seed: int,
     progress: Steps | None,
 ) -> Predictions:
-    """Moments, scores and calibrated predictions of every sample, layers' entropies of some."""
+    """Moments, scores and calibrated probabilities of every sample, layers' entropies of some."""
     device = next(net.parameters()).device
     batches = torch.split(torch.arange(len(x)), _BATCH)
     measured = [
@@ -271,18 +308,13 @@ def _measured(
         moments = fitted.features == "moments"
         own = fitted.of(features.cpu(), out.mean.cpu()) if moments else fitted(net, mean_of(x))
         found[name] = own
-    if held_out.calibration is None:
+    if held_out.calibration is None or not classify:
         return fields, found
     quiet = held_out.noise
     if quiet is not None and list(quiet) != noise_of(net):
         out = with_noise(net, quiet)(x)
     calibrated = held_out.calibration.to(out.mean.device)(out)
-    if classify:
-        fields["calibrated_probabilities"] = scores.expected_softmax(calibrated).float()
-    else:
-        fields["calibrated_mean"] = calibrated.mean
-        fields["calibrated_variance"] = calibrated.variance
-        fields["calibrated_covariance"] = calibrated.covariance_matrix
+    fields["calibrated_probabilities"] = scores.expected_softmax(calibrated).float()
     return fields, found
 
 

@@ -124,6 +124,11 @@ def _one_of(kinds: tuple[Any, ...], value: Any, key: str) -> Any:
     if value is None and type(None) in kinds:
         return None
     *others, last = (kind for kind in kinds if kind is not type(None))
+    if isinstance(value, Mapping) and "kind" in value:  # which says what it is
+        for kind in (*others, last):
+            hints = _hints(kind) if isinstance(kind, type) and is_dataclass(kind) else {}
+            if value["kind"] in get_args(hints.get("kind")):
+                return _decoded(kind, value, key)
     for kind in others:
         with suppress(_Mismatch):
             return _decoded(kind, value, key)

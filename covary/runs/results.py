@@ -176,10 +176,80 @@ class HeldOut(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationResult(CalibrationNumbers):
-    """A calibration, and the test set's metrics with it."""
+    """A calibration of classes, and the test set's metrics with it."""
 
+    kind: Literal["logits"]
     held_out_samples: int
     test: Numbers
+
+
+@dataclass(frozen=True)
+class SliceCoverage:
+    """How many intervals hold their target, of test rows that are alike in one column."""
+
+    column: str
+    label: str  # what they have in common
+    samples: int
+    inside: int  # rows whose interval holds the target
+    low: float  # ends of the 95% interval of the coverage, by so many rows
+    high: float
+    chance: float  # of so unusual a coverage, if nothing were wrong
+    is_beyond: bool  # whether it is too unusual to be the least likely of all slices
+
+    @property
+    def share(self) -> float:
+        """The coverage."""
+        return self.inside / self.samples
+
+    def is_outside(self, usual: float) -> bool:
+        """Whether the coverage that it should have is outside of its interval."""
+        return not self.low <= usual <= self.high
+
+
+@dataclass(frozen=True)
+class ColumnEffect:
+    """Standard deviations as one column moves over some values and the others stay as they are."""
+
+    column: str
+    is_ordered: bool  # whether values are numbers or dates
+    labels: tuple[str, ...]  # of the values
+    std: tuple[float | None, ...]  # on average over rows, by value
+    lower: tuple[float | None, ...]  # quartiles over rows
+    upper: tuple[float | None, ...]
+
+    @property
+    def change(self) -> float:
+        """The largest of them over the smallest, less 1."""
+        known = [value for value in self.std if value is not None]
+        return max(known) / min(known) - 1 if known and min(known) > 0 else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetDistribution:
+    """What is predicted of one target, and what the test rows say of it."""
+
+    name: str
+    family: str  # normal, student or mixture
+    shares: Numbers  # of the parts of its variance
+    gains: Numbers  # nats by which each part makes a held-out row likelier
+    test: Numbers  # metrics
+    slices: tuple[SliceCoverage, ...] = ()  # of the test rows, the worst first
+    usual: float | None = None  # coverage that slices are compared with: the level, or all rows'
+    unusual_by_chance: float = 0.0  # slices whose interval would miss that by chance alone
+    effects: tuple[ColumnEffect, ...] = ()  # of the columns, the largest first
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributionResult:
+    """The distributions that ``covary predict`` gives, and the test set's metrics with them."""
+
+    kind: Literal["distribution"] = "distribution"
+    held_out_samples: int  # that they were fitted to
+    thresholds: Numbers  # as in CalibrationNumbers
+    test: Numbers
+    level: float  # of the intervals of slices
+    effect_rows: int  # in which columns were moved
+    targets: tuple[TargetDistribution, ...]
 
 
 @dataclass(frozen=True)
@@ -248,11 +318,19 @@ class Evaluation(Result):
     fidelity: TrackedFidelity | None = None  # of tracked covariances
     parts: Mapping[str, Numbers]  # part -> metrics
     scores: Mapping[str, Mapping[str, Numbers]] = field(default_factory=dict)  # by part and name
-    calibration: CalibrationResult | None = None  # None if there were too few held-out data
+    # Probabilities that are calibrated, or distributions; None if there were too few held-out data.
+    calibration: CalibrationResult | DistributionResult | None = None
     by_target: Mapping[str, Numbers] = field(default_factory=dict)  # of each of several targets
     separability: Mapping[str, tuple[float | None, ...]]  # part -> of entropies, layer by layer
     budget: BudgetResult | None = None  # None of networks that cannot be converted
     predictions_sha256: str = ""
+
+    @property
+    def told(self) -> Mapping[str, Numbers]:
+        """Metrics of the parts; of the test set of a regression, those of its distributions."""
+        if isinstance(self.calibration, DistributionResult):
+            return {**self.parts, "test": self.calibration.test}
+        return self.parts
 
     def __post_init__(self) -> None:
         if "test" not in self.parts:

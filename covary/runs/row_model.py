@@ -8,7 +8,8 @@ in the run's folder.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from covary.moments import Moments, mean_of
 from covary.nn import Linear, Rescale
 from covary.progress import Steps
 from covary.runs.directory import Run, RunError
-from covary.runs.results import CalibrationNumbers
+from covary.runs.results import CalibrationNumbers, KeptCalibration
 from covary.runs.samples import validation_rows
 from covary.runs.tracking import chosen, quietly
 from covary.runs.uncertainty import known_or_fitted
@@ -36,6 +37,7 @@ from covary.uncertainty.residuals import (
     Evidence,
     FittedResiduals,
     ResidualModel,
+    VariancePart,
     correlation_of,
     distributions,
     fit_residuals,
@@ -44,7 +46,7 @@ from covary.uncertainty.residuals import (
 # Rows that are computed at a time: so many, or as many as covariances of so many numbers are of.
 _BATCH, _NUMBERS = 4096, 2**24
 # Held-out rows that are looked at: more say little more. Fewer than the least say nothing.
-_MOST, _LEAST = 20_000, 10
+_MOST, LEAST = 20_000, 10
 _REMEDY = "Remove it: covary predict fits it again."
 
 
@@ -83,9 +85,16 @@ class TargetHead(nn.Module):
     far: Tensor  # (n, t) in order, how far levels of held-out rows were from 1/2
     correlation: Tensor  # (t, t) of the targets
 
-    def __init__(self, models: list[ResidualModel], far: Tensor, correlation: Tensor) -> None:
+    def __init__(
+        self,
+        models: list[ResidualModel],
+        worth: Sequence[Mapping[str, VariancePart]],
+        far: Tensor,
+        correlation: Tensor,
+    ) -> None:
         super().__init__()
         self.models = nn.ModuleList(models)
+        self.worth = worth  # of the parts of each target's variance
         self.register_buffer("far", far)
         self.register_buffer("correlation", correlation)
 
@@ -102,7 +111,8 @@ class TargetHead(nn.Module):
         ]
         levels = torch.stack([each.levels for each in found], 1).double()
         far = (levels - 0.5).abs().sort(0).values
-        return cls([each.model for each in found], far, correlation_of(levels))
+        models, worth = zip(*((each.model, each.worth) for each in found), strict=True)
+        return cls(list(models), worth, far, correlation_of(levels))
 
     def forward(self, seen: _Passed, novelty: Tensor, rescale: Rescale) -> Answers:
         """On the scale of the targets."""
@@ -159,6 +169,8 @@ class RowModel(nn.Module):
         seen_uncertainty: (n,)
         seen_error: (n, t) what targets are off by; or (n, 1), 1 where the class is wrong.
         batch: rows that it takes at a time.
+        covariance: how the network stores its covariances.
+        seconds: that fitting took, but for the network.
     """
 
     seen_novelty: Tensor
@@ -175,18 +187,24 @@ class RowModel(nn.Module):
     ) -> None:
         super().__init__()
         self.net, self.novelty, self.head, self.batch = net, novelty, head, batch
+        self.covariance, self.seconds = "", 0.0
         for name in ("seen_novelty", "seen_uncertainty"):
             self.register_buffer(name, torch.zeros(shape[0], dtype=torch.float64))
         self.register_buffer("seen_error", torch.zeros(shape, dtype=torch.float64))
 
     @torch.no_grad()
-    def forward(self, x: Tensor | Moments) -> Answers:
-        """A batch."""
+    def forward(self, x: Tensor | Moments, *, near: bool = False) -> Answers:
+        """A batch; with ``near``, as if no row were off the data."""
         seen = _seen(self.net, x)
-        novelty = self.novelty(seen.inputs)
+        novelty = self.novelty(seen.inputs) * (not near)
         if isinstance(self.head, ClassHead):
             return self.head(seen, novelty)  # type: ignore[no-any-return]
         return self.head(seen, novelty, self.net[-1])  # type: ignore[no-any-return]
+
+    def distribution(self, x: Tensor | Moments, *, near: bool = False) -> Predictive:
+        """Of the targets of any number of rows (n, d), of a regression."""
+        said = [self(some, near=near).said for some in in_batches(x, self.batch)]
+        return Predictive.joined(said)
 
     def fitted(self) -> dict[str, Tensor]:
         """All that is not the network's."""
@@ -195,14 +213,7 @@ class RowModel(nn.Module):
 
 
 def row_model(run: Run, *, progress: Steps | None = None) -> RowModel:
-    """What is kept in the folder of a run of a table, if it is of its weights; else fitted now."""
-    if run.schema is None:
-        raise RunError(f"{run.path} is no run of a table, and rows are what it would predict.")
-    if not run.model_path.exists():
-        raise RunError(
-            f"{run.path} is not trained to its end. Go on with it first: the same covary train "
-            "command, with --resume."
-        )
+    """What is kept in the folder of a run, if it is of its weights; else it is fitted now."""
     kept = _kept(run)
     return _fitted(run, progress) if kept is None else kept
 
@@ -213,11 +224,10 @@ def _kept(run: Run) -> RowModel | None:
     if not path.exists():
         return None
     tensors, about = read_tensors(path)
-    known = run.kept_calibration
-    if about.get("weights") != run.weights:
+    known, of = _calibration(run), about.get("calibration")
+    if about.get("weights") != run.weights or "seconds" not in about:  # of an earlier version
         return None
-    is_known = run.classifies and known is not None and known.weights == run.weights
-    if is_known and about.get("calibration") != _numbers(known):
+    if known is not None and of != _numbers(run, known):
         return None
     try:
         with torch.no_grad():
@@ -229,43 +239,53 @@ def _kept(run: Run) -> RowModel | None:
 def _restored(run: Run, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> RowModel:
     net, inputs = run.network(about["covariance"]), len(tensors["novelty.low"])
     head: TargetHead | ClassHead
+    temperature, scale, noise = json.loads(about["calibration"])
+    net = net if noise is None else with_noise(net, noise)
     if run.classifies:
-        temperature, scale, noise = json.loads(about["calibration"])
         head = ClassHead(LogitCalibration(temperature, scale), len(tensors["head.strange"]))
-        net = net if noise is None else with_noise(net, noise)
     else:
         models = []
         for i, family in enumerate(json.loads(about["families"])):
             networks = len(tensors[f"head.models.{i}.first"])
             models.append(ResidualModel(family, networks, inputs))
         parts = (torch.zeros_like(tensors[f"head.{name}"]) for name in ("far", "correlation"))
-        head = TargetHead(models, *parts)
+        worth = [
+            {name: VariancePart(*numbers) for name, numbers in each.items()}
+            for each in json.loads(about["worth"])
+        ]
+        head = TargetHead(models, worth, *parts)
     batch = _rows_at_a_time(net, about["covariance"])
     found = RowModel(net, Novelty(inputs), head, batch, *tensors["seen_error"].shape)
     found.load_state_dict({**found.state_dict(), **tensors})
+    found.covariance, found.seconds = about["covariance"], float(about["seconds"])
     return found.eval()
 
 
 def _fitted(run: Run, progress: Steps | None) -> RowModel:
     """Fit to rows that training has not seen, and keep it."""
+    began = time.perf_counter()
     held_out, training = validation_rows(len(run.data.x), run.config)
     rows = held_out[:_MOST]
-    if len(rows) < _LEAST:
+    if len(rows) < LEAST:
         raise RunError(
             f"{run.path} held out {len(rows)} rows from training, too few to know how sure it is "
-            f"({_LEAST} at least). Train again with --validation 0.1."
+            f"({LEAST} at least). Train again with --validation 0.1."
         )
-    x, y, known = run.data.inputs[rows], run.data.y[rows], run.kept_calibration
+    x, y, known = run.data.inputs[rows], run.data.y[rows], _calibration(run)
     net, about = run.network(), {"weights": run.weights}
     head: TargetHead | ClassHead
     with quietly():
-        how = chosen(run, net, known.covariance if known and known.weights == run.weights else None)
+        how = chosen(run, net, None if known is None else known.covariance)
         net, about["covariance"] = with_covariance(net, how.covariance), how.covariance
         batch = _rows_at_a_time(net, how.covariance)
+        numbers: CalibrationNumbers | None = known
         if run.classifies:
             found = known_or_fitted(run, net, how, progress=progress)
-            about["calibration"] = _numbers(found.numbers())
-            net = net if found.noise is None else with_noise(net, found.noise)
+            numbers = found.numbers()
+        about["calibration"] = _numbers(run, numbers)
+        if numbers is not None and numbers.noise is not None:
+            net = with_noise(net, numbers.noise)
+        if run.classifies:
             assert isinstance(found.calibration, LogitCalibration)
             head = ClassHead.fit(_batches(net, x, batch), y, found.calibration)
         else:
@@ -275,10 +295,12 @@ def _fitted(run: Run, progress: Steps | None) -> RowModel:
             seen = _Passed(torch.cat(inputs), gathered(out), gathered(exact))
             head = TargetHead.fit(seen, mean_of(rescale.undone(y.double())))
             about["families"] = json.dumps([str(model.family) for model in head.models])
-        novelty = Novelty.fit(net[0](run.data.x[training]))
+            about["worth"] = json.dumps(head.worth)
+        novelty = Novelty.fit(net[0](run.data.x[training]).flatten(1))
         model = RowModel(net, novelty, head, batch, len(y), 1 if run.classifies else y.shape[1])
         _look_back(model, x, y)
-    write_tensors(run.predictor_path, model.fitted(), about)
+    model.covariance, model.seconds = how.covariance, round(time.perf_counter() - began, 3)
+    write_tensors(run.predictor_path, model.fitted(), {**about, "seconds": str(model.seconds)})
     return model.eval().requires_grad_(False)
 
 
@@ -295,10 +317,18 @@ def _look_back(model: RowModel, x: Tensor | Moments, y: Tensor) -> None:
         model.seen_error = (y.double() - torch.tensor(means).reshape(y.shape)).abs()
 
 
-def _numbers(calibration: CalibrationNumbers | None) -> str:
-    """By which a calibration is known."""
-    assert calibration is not None
-    return json.dumps([calibration.temperature, calibration.scale, calibration.noise])
+def _calibration(run: Run) -> KeptCalibration | None:
+    """That of the run's weights, if there is one."""
+    known = run.kept_calibration
+    return known if known is not None and known.weights == run.weights else None
+
+
+def _numbers(run: Run, calibration: CalibrationNumbers | None) -> str:
+    """By which a calibration is known; of a regression the noise that it chose is taken alone."""
+    noise = None if calibration is None else calibration.noise
+    if calibration is None or not run.classifies:
+        return json.dumps([None, None, noise])
+    return json.dumps([calibration.temperature, calibration.scale, noise])
 
 
 def _evidence(seen: _Passed, column: int) -> Evidence:
@@ -320,7 +350,7 @@ def _seen(net: nn.Sequential, x: Tensor | Moments) -> _Passed:
     given = standardize(x)
     inputs, within = mean_of(given), nn.Sequential(*inner)
     exact = within(inputs)
-    return _Passed(inputs, exact if isinstance(given, Tensor) else within(given), exact)
+    return _Passed(inputs.flatten(1), exact if isinstance(given, Tensor) else within(given), exact)
 
 
 def _batches(net: nn.Sequential, x: Tensor | Moments, size: int) -> Iterator[_Passed]:

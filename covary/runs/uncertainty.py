@@ -165,8 +165,8 @@ def _fitted(
         )
     if not classify and _is_constant(calibration(moments).stddev):
         notes.append(
-            "Calibration found no use for the covariance: calibrated standard deviations are the "
-            "same for all inputs, to a percent."
+            "A scale and a constant (covary calibrate) find no use for the covariance: standard "
+            "deviations that they calibrate are the same for all inputs, to a percent."
         )
     thresholds = _thresholds(as_trained, calibration(moments), classify=classify)
     for name in scores:

@@ -101,6 +101,15 @@ class Predictor:
         if risk is not None and coverage is not None:
             raise ValueError("Rows are answered by risk or by coverage, not by both: choose one.")
         opened = runs.open(run, data_dir=data_dir)
+        if opened.schema is None:
+            raise runs.RunError(
+                f"{opened.path} is no run of a table, and rows are what it would predict."
+            )
+        if not opened.model_path.exists():
+            raise runs.RunError(
+                f"{opened.path} is not trained to its end. Go on with it first: the same covary "
+                "train command, with --resume."
+            )
         if risk is not None and not opened.classifies:
             raise ValueError(
                 "A risk is a share of wrong classes, and this run predicts numbers: choose a "
@@ -117,10 +126,8 @@ class Predictor:
         else:
             known = np.where(inside, uncertainty, np.inf)
             threshold = threshold_of_coverage(known, COVERAGE if coverage is None else coverage)
-        schema = opened.schema
-        assert schema is not None
-        promise = _promise(schema, error, inside & (uncertainty <= threshold))
-        return cls(schema, model, level, conformal, threshold, limit, promise)
+        promise = _promise(opened.schema, error, inside & (uncertainty <= threshold))
+        return cls(opened.schema, model, level, conformal, threshold, limit, promise)
 
     def __call__(self, columns: Mapping[str, Any]) -> Columns:
         """Predictions of n rows.

@@ -476,7 +476,7 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in (
            lambda known: float(np.abs(known.error).mean()),
            meaning="On the scale of the target. Lower is better."),
     Metric("log_likelihood", "Log-likelihood", "higher", "moments", _log_likelihood,
-           meaning="Logarithm of the predicted Gaussian density at the truth, on average, in "
+           meaning="Logarithm of the predicted density at the truth, on average, in "
                    "nats. Higher is better."),
     Metric("log_likelihood_standardised", "Log-likelihood, standardised", "higher", "moments",
            meaning="The same for targets over their standard deviation in the training set, to "

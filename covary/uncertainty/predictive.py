@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -21,6 +22,7 @@ _NEAR, _ROUND_OFF = (
 _LEAST_LEVEL = 1e-30
 # How far from 0 and 1 probabilities stay before they become normal scores.
 _LEAST_PROBABILITY = 1e-12
+_BY_ROW = ("weights", "locations", "scales")
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +58,22 @@ class Predictive:
         df = np.full(mean.shape[1], np.inf)
         ones = np.ones((*mean.shape, 1))
         return cls(ones, mean[..., None], std[..., None], df, correlation, is_one_target)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Predictive]) -> Predictive:
+        """The distributions of several batches of rows, which have one correlation, as one."""
+        arrays: dict[str, Any] = {
+            name: np.concatenate([getattr(each, name) for each in parts]) for name in _BY_ROW
+        }
+        return replace(parts[0], **arrays)
+
+    def of_target(self, column: int) -> Predictive:
+        """The distributions of one of the targets, alone."""
+        own: dict[str, Any] = {
+            name: getattr(self, name)[:, column : column + 1] for name in _BY_ROW
+        }
+        df, one = self.df[column : column + 1], np.ones((1, 1))
+        return replace(self, **own, df=df, correlation=one, is_one_target=True)
 
     def mean(self) -> Floats:
         """(n,) or (n, t) averages."""

@@ -188,6 +188,18 @@ class ResidualModel(nn.Module):
         return Scales(logits, shifts, squared, self.globals.new_full((1, 1, 1), math.inf), parts)
 
 
+class VariancePart(NamedTuple):
+    """What a part of the variance is worth.
+
+    Attributes:
+        share: of the variance, on average over held-out rows.
+        gain: by how many nats a held-out row is likelier with it than without.
+    """
+
+    share: float
+    gain: float
+
+
 class FittedResiduals(NamedTuple):
     """A model of residuals, and what held-out rows say of it.
 
@@ -206,6 +218,12 @@ class FittedResiduals(NamedTuple):
     losses: dict[str, float]
     without: dict[str, float]
     shares: dict[str, float]
+
+    @property
+    def worth(self) -> dict[str, VariancePart]:
+        """What each part is worth; of fewer than 10 rows that is not known of any."""
+        loss = self.model.loss
+        return {name: VariancePart(self.shares[name], x - loss) for name, x in self.without.items()}
 
     @property
     def throws_spread_away(self) -> bool:
