@@ -391,9 +391,9 @@ def test_what_predict_refuses(houses, new, tmp_path):
 
 
 def test_runs_that_cannot_predict_rows(houses, tmp_path):
-    covary("train", "digits", "--epochs", 1, "--out", tmp_path / "digits")
-    with pytest.raises(RunError, match="is no run of a table"):
-        Predictor.load(tmp_path / "digits")
+    covary("train", "two-moons", "--epochs", 1, "--out", tmp_path / "moons")
+    with pytest.raises(RunError, match=r"no run of a table of yours or of images \(two-moons\)"):
+        Predictor.load(tmp_path / "moons")
     unfinished = tmp_path / "unfinished"
     unfinished.mkdir()
     for name in ("config.toml", "schema.json", "checkpoint.safetensors"):

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
-from covary.data import Dataset, Schema
+from covary.data import Dataset, ImageSchema, Schema, describe
 from covary.data.locking import locked
 from covary.files import FileError, read_json, read_tensors, read_text, write_tensors
 from covary.models import with_covariance, with_noise
@@ -177,6 +177,15 @@ class Run:
         if not path.exists():
             return None
         return self.once("schema", lambda: _schema(path, self.config), path, self.config_path)
+
+    @property
+    def images(self) -> ImageSchema | None:
+        """What images it takes, and its classes; None for other data."""
+        model, name = self.config.model, self.config.data.name
+        if not model.is_image:
+            return None
+        channels, height, width = model.input_shape
+        return ImageSchema((channels, height, width), describe(name).classes)
 
     @property
     def history(self) -> tuple[Epoch, ...]:

@@ -1,9 +1,10 @@
-"""Predictor: columns in, predictions with their uncertainty and a flag out."""
+"""Predictor: columns or images in, predictions with their uncertainty and a flag out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from covary import runs
-from covary.data import Chunk, Schema, read_rows
+from covary.data import Chunk, DataError, ImageSchema, Schema, read_images, read_rows
 from covary.inputs import in_batches
 from covary.moments import Moments
 from covary.progress import Steps
@@ -31,11 +32,12 @@ COVERAGE = 0.9  # of rows that are answered, if nothing is said
 # Rows like those of training that count as being on the data.
 _ON_THE_DATA = 0.99
 _OFF = ": off the data"  # behind the name of a column
+CHUNK, _IMAGES = 65536, 4096  # rows and images at a time; whole numbers of the model's batches
 
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """Columns of a table -> predictions, how sure they are, and whether to ask someone instead.
+    """Rows of a table, or images -> predictions, how sure they are, and whether to ask someone.
 
     Made by ``Predictor.load``. It can be pickled, and needs neither the run nor its data then.
 
@@ -43,14 +45,15 @@ class Predictor:
     ``high``, of several targets each with the target behind it (``std_price``). Of a
     classification: ``prediction``, the label as a text; ``probability``, its own; ``set``, the
     labels to reckon with, between ``|``; ``uncertainty``, the probability that another one is true.
-    Of both: ``novelty``, the distance from the training data in standard deviations of a column
-    (0 is inside); ``flag``, ``"answer"`` or ``"ask someone"``; ``reason``, why to ask, or empty.
+    Of both: ``novelty``, the distance from the training data in standard deviations of a column or
+    pixel (0 is inside); ``flag``, ``"answer"`` or ``"ask someone"``; ``reason``, why to ask, or
+    empty.
 
     Rows off the data, and rows that have what training did not have (an unseen category, a missing
     value, another value in a constant column), are always to be asked.
 
     Attributes:
-        schema: of the run's table.
+        schema: of the run's table, or of its images.
         model: what says it.
         level: the share of the targets in their intervals, or of the labels in their sets.
         conformal: whether intervals are corrected by held-out rows. Sets always are.
@@ -64,7 +67,7 @@ class Predictor:
         >>> predictor({"income": [3.2], "rooms": [5]})["std"]  # doctest: +SKIP
     """
 
-    schema: Schema
+    schema: Schema | ImageSchema
     model: RowModel
     level: float
     conformal: bool
@@ -84,7 +87,9 @@ class Predictor:
         data_dir: str | None = None,
         progress: Steps | None = None,
     ) -> Predictor:
-        """The predictor of a run of a table. The first time, it is fitted to held-out rows.
+        """The predictor of a run of a table or of images.
+
+        The first time, it is fitted to what training held out.
 
         Args:
             run: the folder.
@@ -117,20 +122,56 @@ class Predictor:
         else:
             known = np.where(inside, uncertainty, np.inf)
             threshold = threshold_of_coverage(known, COVERAGE if coverage is None else coverage)
-        schema = opened.schema
+        schema = opened.schema or opened.images
         assert schema is not None
         promise = _promise(schema, error, inside & (uncertainty <= threshold))
         return cls(schema, model, level, conformal, threshold, limit, promise)
 
-    def __call__(self, columns: Mapping[str, Any]) -> Columns:
-        """Predictions of n rows.
+    def __call__(self, given: Mapping[str, Any] | NDArray[Any]) -> Columns:
+        """Predictions of n rows or images.
 
         Args:
-            columns: arrays (n,) by the names of the run's columns, or a data frame. Others are not
-                used.
+            given: arrays (n,) by the names of the run's columns, or a data frame; others are not
+                used. Or, for a run of images, an array of them as ``covary.data.read_images`` takes
+                it.
         """
-        found = [self.of_chunk(chunk) for chunk in read_rows(dict(columns), self.schema)]
+        found = [self.of_chunk(chunk) for chunk in self.read(given)]
         return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+
+    @property
+    def things(self) -> str:
+        """What is predicted, in a word: rows or images."""
+        return "rows" if isinstance(self.schema, Schema) else "images"
+
+    def read(
+        self, source: Any, *, chunk: int | None = None, array: str = "", **of_table: Any
+    ) -> Iterator[Chunk]:
+        """New rows or images, a chunk at a time.
+
+        Args:
+            source: what ``covary.data.read_rows`` or ``covary.data.read_images`` takes.
+            chunk: so many at a time; 65,536 rows or about 4,096 images if None.
+            array: that of the images, in an npz file with several.
+            of_table: further options of ``read_rows``.
+        """
+        is_path = isinstance(source, str | os.PathLike)
+        if isinstance(self.schema, Schema):
+            path = Path(source) if is_path else None
+            if array or (path and (path.is_dir() or path.suffix.lower() in (".png", ".npz"))):
+                raise DataError(
+                    f"The run is of a table, and takes rows of a csv, JSON lines or parquet file; "
+                    f"{source} is of images."
+                )
+            rows = source if is_path or hasattr(source, "read") else dict(source)
+            return read_rows(rows, self.schema, chunk=chunk or CHUNK, **of_table)
+        if not is_path and (hasattr(source, "read") or isinstance(source, Mapping)):
+            got = "columns" if isinstance(source, Mapping) else "a stream"
+            raise DataError(
+                f"The run is of images, and takes a folder of PNG files, an npz file or an array; "
+                f"got {got}."
+            )
+        size = self.model.batch * max(1, _IMAGES // self.model.batch)
+        return read_images(source, self.schema, chunk=chunk or size, array=array)
 
     def of_chunk(self, chunk: Chunk) -> Columns:
         """The same for rows that are read already."""
@@ -177,6 +218,7 @@ class Predictor:
         )
         if said.is_one_target:
             return found
+        assert isinstance(self.schema, Schema)
         return {
             f"{name}_{target}": values[:, i]
             for i, target in enumerate(self.schema.targets)
@@ -189,7 +231,9 @@ class Predictor:
         """(n,) why to ask someone; empty where there is no reason."""
         found = np.where(uncertainty <= self.threshold, "", "unsure").astype(object)
         off = np.flatnonzero(novelty > self.limit)
-        if len(off):
+        if isinstance(self.schema, ImageSchema):
+            found[off] = "off the data"
+        elif len(off):
             inputs = self.model.net[0](torch.from_numpy(chunk.x[off])).double()
             low, high = self.model.novelty.low, self.model.novelty.high
             beyond, column = torch.maximum(inputs - high, low - inputs).max(1)
@@ -201,12 +245,17 @@ class Predictor:
         return found
 
 
-def _promise(schema: Schema, error: NDArray[np.float64], answered: NDArray[np.bool_]) -> str:
+def _promise(
+    schema: Schema | ImageSchema, error: NDArray[np.float64], answered: NDArray[np.bool_]
+) -> str:
     """What the flag promises, by held-out rows: their errors (n, t), and which are answered."""
-    told = f"Of {len(error):,} rows that training did not see, {answered.mean():.1%} are answered"
+    things = "rows" if isinstance(schema, Schema) else "images"
+    told = (
+        f"Of {len(error):,} {things} that training did not see, {answered.mean():.1%} are answered"
+    )
     if not answered.any():
         return f"{told}: no threshold keeps the risk."
-    if schema.classes:
+    if isinstance(schema, ImageSchema) or schema.classes:
         return (
             f"{told}; of these {error[answered].mean():.1%} are wrong, of all {error.mean():.1%}."
         )
