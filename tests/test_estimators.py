@@ -483,6 +483,14 @@ def test_data_frames_with_categories_dates_and_missing_values():
     np.testing.assert_array_equal(model.novelty(other) >= 1, [False, True, False])
     _, std = model.predict(other, return_std=True)
     assert std[1] > price.std()
+    model.set_params(unseen="error")
+    with pytest.raises(
+        ValueError, match=r"column 'city' holds 'Paris', none of .* Bern, Oslo, Rome"
+    ):
+        model.predict(other)
+    model.predict(other[["size", "new", "sold"]].assign(city="Bern"))
+    with pytest.raises(ValueError, match="unseen must be one of flag, error, got 'widen'"):
+        MomentRegressor(**SMALL, unseen="widen").fit(frame, price)
     with pytest.raises(ValueError, match=r"lacks 'city'.*it has 'town'"):
         model.predict(frame.rename(columns={"city": "town"}))
     with pytest.raises(ValueError, match="X_std are errors of numbers"):

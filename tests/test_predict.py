@@ -154,6 +154,40 @@ def test_what_a_row_has_that_training_did_not_have_is_the_reason_to_ask(houses):
     assert both["reason"][3] == "city: unseen 'Paris'; income: off the data"
 
 
+def test_what_training_did_not_have_widens_intervals_as_in_the_estimators(houses, kinds):
+    rows = frame(40, seed=3).assign(city="Oslo")
+    near, far = (Predictor.load(houses)(rows.assign(city=city)) for city in ("Oslo", "Paris"))
+    assert (far["novelty"] >= 1).all()
+    assert (far["std"] > 0.99 * frame()["price"].std()).all()
+    assert (far["std"] > near["std"]).all()
+    inside = near["novelty"] == 0
+    assert set(far["reason"][inside]) == {"city: unseen 'Paris'"}
+    near, far = (Predictor.load(kinds)(rows.assign(city=city)) for city in ("Oslo", "Paris"))
+    assert np.median(far["uncertainty"]) > np.median(near["uncertainty"])
+    constant = Predictor.load(houses)(rows.assign(country="Sweden"))
+    assert (constant["novelty"] >= 1).all()
+
+
+def test_unseen_categories_are_refused_if_asked_for(houses, new, tmp_path):
+    rows = pd.read_csv(new)
+    rows.loc[150, "city"] = "Paris"
+    rows.to_csv(new, index=False)
+    out = tmp_path / "p.csv"
+    said = covary("predict", houses, new, "--out", out, "--unseen", "error", code=1)
+    said = " ".join(said.split())
+    told = "column 'city' holds 'Paris', none of the known categories Bonn, Oslo, Rome"
+    assert f"{told}; correct it, or train again with such rows" in said
+    assert not out.exists()
+    with pytest.raises(DataError, match=told):
+        Predictor.load(houses, unseen="error")(rows)
+    covary("predict", houses, new, "--out", out, "--unseen", "flag")
+    assert "'drop' is none of flag, error" in covary(
+        "predict", houses, new, "--unseen", "drop", code=2
+    )
+    with pytest.raises(ValueError, match="unseen must be one of flag, error, got 'drop'"):
+        Predictor.load(houses, unseen="drop")
+
+
 def test_the_file_equals_what_the_predictor_says_in_memory(houses, kinds, new, tmp_path):
     """Exactly, in each format; and a chunk of rows gives what all give, to rounding."""
     readers = {

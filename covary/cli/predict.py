@@ -15,6 +15,7 @@ import typer
 from covary import runs
 from covary.cli import common
 from covary.cli.common import DataDir, Debug, Json, RunPath, quoted, reported, say
+from covary.data.rows import UNSEEN
 from covary.serving import PredictedTable, Predictor, predict_table
 from covary.serving.predictor import COVERAGE
 from covary.serving.writing import FORMATS
@@ -59,6 +60,14 @@ Coverage = Annotated[
         show_default=str(COVERAGE),
     ),
 ]
+Unseen = Annotated[
+    str,
+    typer.Option(
+        "--unseen",
+        help="Rows with a category that training did not have: flag (ask someone, with a wider "
+        "error bar), or error.",
+    ),
+]
 Keep = Annotated[
     str,
     typer.Option(
@@ -99,6 +108,7 @@ def predict(
     conformal: Conformal = False,
     risk: Risk = None,
     coverage: Coverage = None,
+    unseen: Unseen = "flag",
     keep: Keep = "all",
     form: Format = "",
     input_format: InputFormat = "",
@@ -137,11 +147,15 @@ def predict(
     """
     if as_json and out == "-":
         raise typer.BadParameter("--json and --out - both write to standard output: choose one.")
+    if unseen not in UNSEEN:
+        raise typer.BadParameter(
+            f"{unseen!r} is none of {', '.join(UNSEEN)}.", param_hint="--unseen"
+        )
     if not runs.open(run).predictor_path.exists():
         say("Fitting to data that training did not see, once.")
     predictor = Predictor.load(
-        run, level=level, conformal=conformal, risk=risk, coverage=coverage, data_dir=data_dir,
-        progress=common.progress,
+        run, level=level, conformal=conformal, risk=risk, coverage=coverage, unseen=unseen,
+        data_dir=data_dir, progress=common.progress,
     )  # fmt: skip
     with _rows_shown(predictor.things) as progress:
         found = predict_table(

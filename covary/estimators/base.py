@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from covary import activations
 from covary.activations import MomentActivation
+from covary.data.rows import UNSEEN
 from covary.estimators.data import checked_errors, cross_validation
 from covary.estimators.frames import Frame, is_needed
 from covary.estimators.members import (
@@ -100,13 +101,14 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         batch_size: int | None = None,
         lr: float = 1e-2,
         missing: str = "error",
+        unseen: str = "flag",
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
         self.effort, self.hidden, self.activation, self.noise = effort, hidden, activation, noise
         self.weight_decay, self.covariance = weight_decay, covariance
         self.folds, self.members, self.epochs = folds, members, epochs
-        self.batch_size, self.lr, self.missing = batch_size, lr, missing
+        self.batch_size, self.lr, self.missing, self.unseen = batch_size, lr, missing, unseen
         self.random_state, self.verbose = random_state, verbose
 
     _objective: Callable[[nn.Module], nn.Module]  # the loss of a network of standardised data
@@ -211,6 +213,8 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _validated(self, X: ArrayLike, y: ArrayLike, **checks: Any) -> tuple[Floats, NDArray[Any]]:
         """Inputs (n, d) as numbers, and targets; remembers the columns."""
+        if self.unseen not in UNSEEN:
+            raise ValueError(f"unseen must be one of {', '.join(UNSEEN)}, got {self.unseen!r}.")
         self._frame = Frame.fit(X, missing=self.missing) if is_needed(X, self.missing) else None
         numbers = X if self._frame is None else self._frame(X)
         x, target = validate_data(
@@ -228,6 +232,8 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         if self._frame is not None:
+            if self.unseen == "error":
+                self._frame.check_seen(X)
             x, is_strange = torch.tensor(self._frame(X)), torch.tensor(self._frame.unusual(X))
         else:
             x = torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))

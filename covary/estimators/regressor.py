@@ -82,6 +82,9 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         missing: ``"error"``, or ``"indicator"``: missing values are filled with the average of
             their column (categories with none), and marked in a column of their own. Data frames
             may have categories, texts, truth values and dates (``covary.estimators.frames``).
+        unseen: of a row with a category that ``fit`` did not see: ``"flag"`` gives it a ``novelty``
+            of 1 at least, so that its variance is larger by that of the targets; ``"error"``
+            refuses it, and names the column and the value.
         random_state: decides initial weights, the order of samples and the folds.
         verbose: show progress.
 
@@ -123,14 +126,15 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         batch_size: int | None = None,
         lr: float = 1e-2,
         missing: str = "error",
+        unseen: str = "flag",
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
         super().__init__(
             effort, hidden=hidden, activation=activation, noise=noise, weight_decay=weight_decay,
             covariance=covariance, folds=folds, members=members, epochs=epochs,
-            batch_size=batch_size, lr=lr, missing=missing, random_state=random_state,
-            verbose=verbose,
+            batch_size=batch_size, lr=lr, missing=missing, unseen=unseen,
+            random_state=random_state, verbose=verbose,
         )  # fmt: skip
         self.variance, self.distribution = variance, distribution
 

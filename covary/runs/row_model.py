@@ -108,7 +108,9 @@ class TargetHead(nn.Module):
         far = (levels - 0.5).abs().sort(0).values
         return cls([each.model for each in found], far, correlation_of(levels))
 
-    def forward(self, seen: _Passed, novelty: Tensor, rescale: Rescale) -> Answers:
+    def forward(
+        self, seen: _Passed, novelty: Tensor, rescale: Rescale
+    ) -> tuple[Predictive, Tensor]:
         """On the scale of the targets."""
         every = [model(_evidence(seen, column)) for column, model in enumerate(self.models)]
         near = distributions(every, self.correlation.numpy())
@@ -118,7 +120,7 @@ class TargetHead(nn.Module):
         unit, t = rescale.scale.double().numpy(), len(self.models)
         said = near.placed(mean, unit, doubt, is_one_target=t == 1)
         std = torch.tensor(said.std()).reshape(len(mean), t)
-        return Answers(said, std.log().mean(1).exp() if t > 1 else std[:, 0], novelty)
+        return said, std.log().mean(1).exp() if t > 1 else std[:, 0]
 
 
 class ClassHead(nn.Module):
@@ -145,11 +147,11 @@ class ClassHead(nn.Module):
         found.strange = (1 - torch.cat(chances).gather(1, y[:, None])[:, 0]).sort().values
         return found
 
-    def forward(self, seen: _Passed, novelty: Tensor) -> Answers:
+    def forward(self, seen: _Passed, novelty: Tensor) -> tuple[Floats, Tensor]:
         """Off the data logits are smaller, and in doubt."""
         logits = with_doubt(self.calibration(seen.out), novelty, self.variance)
         probability = scores.expected_softmax(logits).double()
-        return Answers(probability.numpy(), scores.doubt(probability), novelty)
+        return probability.numpy(), scores.doubt(probability)
 
 
 class RowModel(nn.Module):
@@ -188,13 +190,14 @@ class RowModel(nn.Module):
         self.register_buffer("seen_error", torch.zeros(shape, dtype=torch.float64))
 
     @torch.no_grad()
-    def forward(self, x: Tensor | Moments) -> Answers:
-        """A batch."""
+    def forward(self, x: Tensor | Moments, is_strange: Tensor | None = None) -> Answers:
+        """A batch; rows that have what training had not, ``is_strange`` (n,), are a unit off it."""
         seen = _seen(self.net, x)
         novelty = self.novelty(seen.inputs / self.unit)
-        if isinstance(self.head, ClassHead):
-            return self.head(seen, novelty)  # type: ignore[no-any-return]
-        return self.head(seen, novelty, self.net[-1])  # type: ignore[no-any-return]
+        doubted = novelty if is_strange is None else torch.maximum(novelty, is_strange.to(novelty))
+        more = () if isinstance(self.head, ClassHead) else (self.net[-1],)
+        said, uncertainty = self.head(seen, doubted, *more)
+        return Answers(said, uncertainty, novelty)
 
     def fitted(self) -> dict[str, Tensor]:
         """All that is not the network's."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from covary import runs
 from covary.data import Chunk, DataError, ImageSchema, Schema, read_images, read_rows
+from covary.data.rows import UNSEEN
 from covary.inputs import in_batches
 from covary.moments import Moments
 from covary.progress import Steps
@@ -50,7 +51,8 @@ class Predictor:
     empty.
 
     Rows off the data, and rows that have what training did not have (an unseen category, a missing
-    value, another value in a constant column), are always to be asked.
+    value, another value in a constant column), are always to be asked. The latter have a novelty of
+    1 at least, and are as unsure as that makes them.
 
     Attributes:
         schema: of the run's table, or of its images.
@@ -60,6 +62,7 @@ class Predictor:
         threshold: the uncertainty up to which rows are answered.
         limit: the novelty up to which they are.
         promise: what the flag promises, in words, by rows that training did not see.
+        unseen: ``"flag"`` rows with a category that training did not have, or ``"error"``.
 
     Examples:
         >>> import covary
@@ -74,6 +77,7 @@ class Predictor:
     threshold: float
     limit: float
     promise: str
+    unseen: str = "flag"
 
     @classmethod
     def load(
@@ -84,6 +88,7 @@ class Predictor:
         conformal: bool = False,
         risk: float | None = None,
         coverage: float | None = None,
+        unseen: str = "flag",
         data_dir: str | None = None,
         progress: Steps | None = None,
     ) -> Predictor:
@@ -98,6 +103,8 @@ class Predictor:
             risk: answer as many rows as possible with at most this share of errors among them
                 (classification).
             coverage: answer this share of rows, the surest ones; 0.9 if neither is said.
+            unseen: what becomes of a row with a category that training did not have: ``"flag"`` it,
+                or ``"error"``, which names column and value and refuses all rows.
             data_dir: where data are looked for first.
             progress: wraps batches, given a name, to show how far it is.
         """
@@ -105,6 +112,8 @@ class Predictor:
             raise ValueError(f"The level is a share between 0 and 1, got {level}.")
         if risk is not None and coverage is not None:
             raise ValueError("Rows are answered by risk or by coverage, not by both: choose one.")
+        if unseen not in UNSEEN:
+            raise ValueError(f"unseen must be one of {', '.join(UNSEEN)}, got {unseen!r}.")
         opened = runs.open(run, data_dir=data_dir)
         if risk is not None and not opened.classifies:
             raise ValueError(
@@ -125,7 +134,7 @@ class Predictor:
         schema = opened.schema or opened.images
         assert schema is not None
         promise = _promise(schema, error, inside & (uncertainty <= threshold))
-        return cls(schema, model, level, conformal, threshold, limit, promise)
+        return cls(schema, model, level, conformal, threshold, limit, promise, unseen)
 
     def __call__(self, given: Mapping[str, Any] | NDArray[Any]) -> Columns:
         """Predictions of n rows or images.
@@ -163,7 +172,8 @@ class Predictor:
                     f"{source} is of images."
                 )
             rows = source if is_path or hasattr(source, "read") else dict(source)
-            return read_rows(rows, self.schema, chunk=chunk or CHUNK, **of_table)
+            options = {"chunk": chunk or CHUNK, "unseen": self.unseen, **of_table}
+            return read_rows(rows, self.schema, **options)
         if not is_path and (hasattr(source, "read") or isinstance(source, Mapping)):
             got = "columns" if isinstance(source, Mapping) else "a stream"
             raise DataError(
@@ -177,7 +187,9 @@ class Predictor:
         """The same for rows that are read already."""
         x = torch.from_numpy(chunk.x)
         given = x if chunk.std is None else Moments.of(x, std=torch.from_numpy(chunk.std))
-        batches = [self.model(some) for some in in_batches(given, self.model.batch)]
+        unusual, size = torch.from_numpy(chunk.unusual), self.model.batch
+        each = zip(in_batches(given, size), in_batches(unusual, size), strict=True)
+        batches = [self.model(some, is_strange) for some, is_strange in each]
         parts = [self._said(answers) for answers in batches]
         found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         uncertainty, novelty = (
@@ -188,6 +200,7 @@ class Predictor:
             found["uncertainty"] = uncertainty
         reasons = self._reasons(chunk, uncertainty, novelty)
         flag = np.where(reasons == "", ANSWER, ASK)
+        novelty = np.maximum(novelty, chunk.unusual)
         return {**found, "novelty": novelty, "flag": flag, "reason": reasons}
 
     def _said(self, answers: Answers) -> Columns:
@@ -235,10 +248,11 @@ class Predictor:
             found[off] = "off the data"
         elif len(off):
             inputs = self.model.net[0](torch.from_numpy(chunk.x[off])).double()
-            low, high = self.model.novelty.low, self.model.novelty.high
-            beyond, column = torch.maximum(inputs - high, low - inputs).max(1)
+            seen = self.model.novelty
+            beyond, column = torch.maximum(inputs - seen.high, seen.low - inputs).max(1)
             names = np.array(self.schema.features, object)[column.numpy()]
-            found[off] = np.where(beyond.numpy() > 0, names + _OFF, "off the data, combined")
+            is_alone = (beyond - seen.slack).numpy() > self.limit
+            found[off] = np.where(is_alone, names + _OFF, "off the data, combined")
         for row, reason in chunk.reasons.items():
             # Which says by itself why a row is unlike others, but for a column that is off.
             found[row] = f"{reason}; {found[row]}" if found[row].endswith(_OFF) else reason
