@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -18,7 +21,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from covary.estimators import ERROR_SCORES, MomentClassifier, MomentRegressor
+from covary.estimators import ERROR_SCORES, MomentClassifier, MomentRegressor, base
 from covary.estimators.data import cross_validation
 from covary.uncertainty.metrics import auroc
 
@@ -437,6 +440,52 @@ def test_conformal_intervals_cover():
 def test_bad_parameters_are_refused(settings, message, two_targets):
     with pytest.raises(ValueError, match=message):
         MomentRegressor(**settings).fit(*two_targets)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("verbose", "is_terminal", "patience", "told"),
+    [
+        ("auto", True, 0.0, ["training", "12/12"]),
+        ("auto", True, 1e6, []),
+        ("auto", False, 0.0, []),
+        (False, True, 0.0, []),
+        (True, True, 1e6, ["training", "12/12", "epoch 12 of 12"]),
+        (True, False, 1e6, ["epoch 12 of 12: loss"]),
+    ],
+)
+def test_progress_is_shown_if_wanted_or_if_it_takes_long(
+    verbose, is_terminal, patience, told, monkeypatch, capsys
+):
+    said = Terminal() if is_terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", said)
+    monkeypatch.setattr(base, "PATIENCE", patience)
+    random = np.random.default_rng(0)
+    small: dict[str, Any] = {"folds": 2, "members": 1, "epochs": 12, "batch_size": 100}
+    model = MomentRegressor("quick", **small, random_state=0, verbose=verbose)
+    model.fit(random.standard_normal((40, 2)), random.standard_normal(40))
+    found = said.getvalue()
+    assert all(each in found for each in told)
+    assert bool(found) == bool(told)
+    if verbose == "auto" and told:
+        assert "epoch" not in found
+        assert found.endswith("\x1b[2K")  # the bar is gone
+    assert not capsys.readouterr().out
+    with pytest.raises(ValueError, match="verbose must be True, False or 'auto', got 'yes'"):
+        model.set_params(verbose="yes").fit(random.standard_normal((40, 2)), np.arange(40.0))
+
+
+def test_other_threads_and_processes_show_no_progress(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert base._progress("auto") is not None
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(base._progress, "auto").result() is None
+    monkeypatch.setattr(base, "parent_process", lambda: "the one that started this")
+    assert base._progress("auto") is None
 
 
 def test_bad_data_are_refused(regressor):

@@ -86,7 +86,8 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
             of 1 at least, so that its variance is larger by that of the targets; ``"error"``
             refuses it, and names the column and the value.
         random_state: decides initial weights, the order of samples and the folds.
-        verbose: show progress.
+        verbose: show progress, on standard error: True, False, or ``"auto"``, a bar on a terminal
+            or in a notebook (with ipywidgets), once training has taken 5 seconds.
 
     Attributes:
         variance_parts_: of ``"emergent"``, ``"spread"`` and ``"learned"``, the ``VariancePart``:
@@ -128,7 +129,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         missing: str = "error",
         unseen: str = "flag",
         random_state: Any = None,
-        verbose: bool = False,
+        verbose: bool | str = "auto",
     ) -> None:
         super().__init__(
             effort, hidden=hidden, activation=activation, noise=noise, weight_decay=weight_decay,
