@@ -268,9 +268,25 @@ def fit_residuals(
 def distributions(every: Sequence[Scales], correlation: np.ndarray) -> Predictive:
     """Of residuals of t targets, whose normal scores have this correlation (t, t)."""
     joined = [_components(found) for found in every]
-    weights, shifts, scales = (np.stack(part, 1) for part in zip(*joined, strict=True))
+    most = max(weights.shape[1] for weights, _, _ in joined)
+    weights, shifts, scales = (
+        np.stack(part, 1)
+        for part in zip(*(_filled_up(most, *each) for each in joined), strict=True)
+    )
     df = np.array([float(found.df.mean()) for found in every])
     return Predictive(weights, shifts, scales, df, correlation, False)
+
+
+def _filled_up(most: int, weights: Floats, *others: Floats) -> tuple[Floats, ...]:
+    """As many components (n, k) as targets of other families have: the first again, without weight.
+
+    Its centre and its scale are there already, so that no quantile is looked for elsewhere.
+    """
+    more = most - weights.shape[1]
+    nothing = np.zeros((len(weights), more))
+    again = (np.repeat(each[:, :1], more, 1) for each in others)
+    pairs = zip((weights, *others), (nothing, *again), strict=True)
+    return tuple(np.concatenate(pair, 1) for pair in pairs)
 
 
 def _components(found: Scales) -> tuple[Floats, Floats, Floats]:
