@@ -516,6 +516,34 @@ def test_bad_parameters_are_refused(settings, message, two_targets):
         MomentRegressor(**settings).fit(*two_targets)
 
 
+@pytest.mark.parametrize("dtype", ["boolean", "category", "Int64", "object"])
+def test_labels_of_pandas_keep_their_type(dtype):
+    x = np.random.default_rng(0).standard_normal((40, 2))
+    truth = pd.Series(x[:, 0] > 0)
+    y = (truth.astype(int) if dtype == "Int64" else truth).astype(dtype)
+    model = MomentClassifier(**TINY).fit(x, y)
+    assert model.classes_.dtype == (int if dtype == "Int64" else bool)
+    assert model.predict(x).dtype == model.classes_.dtype
+    words = MomentClassifier(**TINY).fit(x, truth.map({True: "yes", False: "no"}))
+    assert words.classes_.tolist() == ["no", "yes"]
+    with pytest.raises(ValueError, match=r"NaN|missing|NA"):
+        model.fit(x, pd.Series([None, *truth[1:]], dtype="boolean"))
+
+
+def test_warnings_point_to_the_line_of_the_user():
+    x, y = np.random.default_rng(0).standard_normal((40, 2)), np.arange(40.0)
+    model = MomentRegressor(**TINY, distribution="normal", random_state=0)
+    calls = [
+        lambda: model.fit(x, y, X_std=[9.0, 0.0]),
+        lambda: model.predict(x, X_std=[9.0, 0.0]),
+        lambda: model.predict_interval(x, X_std=[9.0, 0.0]),
+    ]
+    for call in calls:
+        with pytest.warns(UserWarning, match="are larger than their spread") as seen:
+            call()
+        assert {each.filename for each in seen if "spread in" in str(each.message)} == {__file__}
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

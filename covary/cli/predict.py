@@ -147,12 +147,16 @@ def predict(
     """
     if as_json and out == "-":
         raise typer.BadParameter("--json and --out - both write to standard output: choose one.")
+    if risk is not None and coverage is not None:
+        raise typer.BadParameter("--risk and --coverage both choose the rows to answer: give one.")
     if unseen not in UNSEEN:
         raise typer.BadParameter(
             f"{unseen!r} is none of {', '.join(UNSEEN)}.", param_hint="--unseen"
         )
-    if not runs.open(run).predictor_path.exists():
-        say("Fitting to data that training did not see, once.")
+    opened = runs.open(run)
+    if not opened.predictor_path.exists():
+        again = "once" if opened.is_writable else "and not kept, as the run is read-only"
+        say(f"Fitting to data that training did not see, {again}.")
     predictor = Predictor.load(
         run, level=level, conformal=conformal, risk=risk, coverage=coverage, unseen=unseen,
         data_dir=data_dir, progress=common.progress,

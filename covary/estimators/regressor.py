@@ -16,6 +16,7 @@ from covary.activations import MomentActivation
 from covary.budget import Budget
 from covary.covariance import Full
 from covary.estimators.base import Floats, MomentEstimator
+from covary.estimators.data import level_of_user
 from covary.estimators.members import Outputs, TrainedMembers, TrainingTable
 from covary.moments import Moments
 from covary.training import RegressionLoss
@@ -220,7 +221,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
             f"Held-out rows give the {what} {share:.1%} of the variance: it says nothing of the "
             "errors here (variance_parts_). Off the data standard deviations grow all the same.",
             UserWarning,
-            stacklevel=5,
+            stacklevel=level_of_user(),
         )
 
     def _taken_apart(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import shlex
 import shutil
@@ -143,6 +144,11 @@ class Run:
     def exists(self) -> bool:
         """Whether a run was begun here."""
         return self.config_path.exists()
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether what is found out can be kept in the folder."""
+        return os.access(self.path, os.W_OK)
 
     @property
     def config(self) -> RunConfig:
@@ -321,7 +327,9 @@ class Run:
         return self.once("held out", lambda: _held_out(self.path, kept), *files)
 
     def save_held_out(self, found: HeldOut, covariance: str) -> None:
-        """Keep what was fitted; a score that could not be fitted is kept no longer."""
+        """Keep what was fitted, if the folder is writable; other scores are kept no longer."""
+        if not self.is_writable:
+            return
         for name, score in found.scores.items():
             score.save(self.path / _SCORES[name], weights=self.weights, covariance=covariance)
         KeptCalibration(
@@ -416,7 +424,7 @@ class Run:
 
     def save_tracking(self, net: nn.Module) -> bool:
         """Add what ``covary.track`` measured to the weights, if training is finished."""
-        if not self.model_path.exists():
+        if not (self.model_path.exists() and self.is_writable):
             return False
         weights, metadata = read_tensors(self.model_path)
         tracking = {name: value for name, value in net.state_dict().items() if _is_tracking(name)}

@@ -293,7 +293,8 @@ def _fitted(run: Run, progress: Steps | None) -> RowModel:
         model = RowModel(net, novelty, head, batch, len(y), 1 if run.classifies else y.shape[1])
         model.unit = unit
         _look_back(model, x, y)
-    write_tensors(run.predictor_path, model.fitted(), about)
+    if run.is_writable:
+        write_tensors(run.predictor_path, model.fitted(), about)
     return model.eval().requires_grad_(False)
 
 
