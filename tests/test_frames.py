@@ -119,6 +119,19 @@ def test_unseen_categories_and_new_gaps_are_flagged():
     assert frame(x.assign(width=None, city=None)).shape == got.shape
 
 
+def test_unseen_categories_are_refused_if_asked_for():
+    frame, x = Frame.fit(table(), missing="indicator"), table(seed=1)
+    x = x.astype({"open": object})
+    frame.check_seen(gaps())
+    x.loc[7, "city"], x.loc[9, "city"], x.loc[8, "open"] = "Paris", "Roma", "perhaps"
+    told = (
+        r"column 'city' holds 'Paris', 'Roma', none of the known categories Bonn, Oslo, Rome; "
+        r"column 'open' holds 'perhaps', none of the known categories false, true\. Correct it"
+    )
+    with pytest.raises(ValueError, match=told):
+        frame.check_seen(x)
+
+
 def test_a_category_of_dates_stays_one_and_truths_may_stand_for_numbers():
     days = pd.DataFrame({"when": ["2024-03-01", "2024-03-05"] * 5})
     assert Frame.fit(days).names == ("when", "when weekday sin", "when weekday cos")

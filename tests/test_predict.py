@@ -5,7 +5,10 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import pickle
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -152,6 +155,40 @@ def test_what_a_row_has_that_training_did_not_have_is_the_reason_to_ask(houses):
     ]  # fmt: skip
     both = Predictor.load(houses, coverage=1.0)(rows.assign(city="Paris"))
     assert both["reason"][3] == "city: unseen 'Paris'; income: off the data"
+
+
+def test_what_training_did_not_have_widens_intervals_as_in_the_estimators(houses, kinds):
+    rows = frame(40, seed=3).assign(city="Oslo")
+    near, far = (Predictor.load(houses)(rows.assign(city=city)) for city in ("Oslo", "Paris"))
+    assert (far["novelty"] >= 1).all()
+    assert (far["std"] > 0.99 * frame()["price"].std()).all()
+    assert (far["std"] > near["std"]).all()
+    inside = near["novelty"] == 0
+    assert set(far["reason"][inside]) == {"city: unseen 'Paris'"}
+    near, far = (Predictor.load(kinds)(rows.assign(city=city)) for city in ("Oslo", "Paris"))
+    assert np.median(far["uncertainty"]) > np.median(near["uncertainty"])
+    constant = Predictor.load(houses)(rows.assign(country="Sweden"))
+    assert (constant["novelty"] >= 1).all()
+
+
+def test_unseen_categories_are_refused_if_asked_for(houses, new, tmp_path):
+    rows = pd.read_csv(new)
+    rows.loc[150, "city"] = "Paris"
+    rows.to_csv(new, index=False)
+    out = tmp_path / "p.csv"
+    said = covary("predict", houses, new, "--out", out, "--unseen", "error", code=1)
+    said = " ".join(said.split())
+    told = "column 'city' holds 'Paris', none of the known categories Bonn, Oslo, Rome"
+    assert f"{told}; correct it, or train again with such rows" in said
+    assert not out.exists()
+    with pytest.raises(DataError, match=told):
+        Predictor.load(houses, unseen="error")(rows)
+    covary("predict", houses, new, "--out", out, "--unseen", "flag")
+    assert "'drop' is none of flag, error" in covary(
+        "predict", houses, new, "--unseen", "drop", code=2
+    )
+    with pytest.raises(ValueError, match="unseen must be one of flag, error, got 'drop'"):
+        Predictor.load(houses, unseen="drop")
 
 
 def test_the_file_equals_what_the_predictor_says_in_memory(houses, kinds, new, tmp_path):
@@ -322,6 +359,43 @@ def test_standard_input_and_output(houses, new, tmp_path):
     np.testing.assert_array_equal(found["flag"], expected["flag"])
 
 
+def test_a_pipe_that_is_closed_ends_the_command_quietly(houses, new):
+    """Whether it is closed before all is written, or when the rest of it is flushed."""
+    command = [sys.executable, "-m", "covary", "predict", str(houses), str(new), "--out", "-"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+    assert said == b""
+    assert process.returncode == 141
+
+
+def test_a_run_that_cannot_be_written_to_predicts_all_the_same(houses, kinds, new, monkeypatch):
+    expected = {run: Predictor.load(run)(pd.read_csv(new)) for run in (houses, kinds)}
+    for run in (houses, kinds):
+        for name in ("predictor.safetensors", "calibration.json"):
+            (run / name).unlink(missing_ok=True)
+        before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        with monkeypatch.context() as changed:
+            changed.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+            found = Predictor.load(run)(pd.read_csv(new))
+            said = covary("predict", run, new, "--out", new.with_name(f"{run.parent.name}.csv"))
+        assert "and not kept, as the run is read-only" in " ".join(said.split())
+        assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        np.testing.assert_array_equal(found["prediction"], expected[run]["prediction"])
+
+
+def test_infinite_ends_are_null_in_json_lines(houses, tmp_path):
+    frame(3).to_csv(tmp_path / "new.csv", index=False)
+    options = ["--conformal", "--level", 0.999]  # which 144 rows cannot promise
+    for form, wrong in (("csv", "inf"), ("jsonl", '"high": null')):
+        out = tmp_path / f"p.{form}"
+        covary("predict", houses, tmp_path / "new.csv", "--out", out, *options)
+        assert wrong in out.read_text()
+    assert all(json.loads(line)["low"] is None for line in out.read_text().splitlines())
+
+
 def _renamed(table: pd.DataFrame) -> pd.DataFrame:
     return table.rename(columns={"income": "incomes"})
 
@@ -379,6 +453,8 @@ def test_what_predict_refuses(houses, new, tmp_path):
     said = covary("predict", houses, new, "--out", tmp_path / "p.csv", "--format", "xlsx", code=1)
     assert "must be one of csv, jsonl, parquet, got 'xlsx'" in " ".join(said.split())
     covary("predict", houses, new, "--level", 90, code=2)
+    said = covary("predict", houses, new, "--risk", 0.1, "--coverage", 0.5, code=2)
+    assert "--risk and --coverage both choose the rows to answer" in " ".join(said.split())
     with pytest.raises(ValueError, match="not by both"):
         Predictor.load(houses, risk=0.1, coverage=0.5)
     with pytest.raises(DataError, match=r"Column 'income' is 3.0, expected an array"):
@@ -391,9 +467,9 @@ def test_what_predict_refuses(houses, new, tmp_path):
 
 
 def test_runs_that_cannot_predict_rows(houses, tmp_path):
-    covary("train", "digits", "--epochs", 1, "--out", tmp_path / "digits")
-    with pytest.raises(RunError, match="is no run of a table"):
-        Predictor.load(tmp_path / "digits")
+    covary("train", "two-moons", "--epochs", 1, "--out", tmp_path / "moons")
+    with pytest.raises(RunError, match=r"no run of a table of yours or of images \(two-moons\)"):
+        Predictor.load(tmp_path / "moons")
     unfinished = tmp_path / "unfinished"
     unfinished.mkdir()
     for name in ("config.toml", "schema.json", "checkpoint.safetensors"):

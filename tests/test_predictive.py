@@ -88,6 +88,55 @@ def test_draws_have_the_moments_of_the_distribution():
     assert np.corrcoef(scores[:, 0].T)[0, 1] == pytest.approx(0.6, abs=0.05)
 
 
+NORMAL = [np.inf, np.inf]
+TWO = {  # weights, locations, scales (1, 2, k) and df of two targets
+    "Student's t, 3 df": ([[1], [1]], [[0], [2]], [[1], [3]], [3, 3]),
+    "Student's t and normal": ([[1], [1]], [[0], [0]], [[1], [1]], [4, np.inf]),
+    "normal, two modes": ([[1, 0], [0.5, 0.5]], [[0, 0], [-3, 3]], [[1, 1], [0.3, 0.3]], NORMAL),
+    "two modes": ([[0.4, 0.6], [0.5, 0.5]], [[-3, 3]] * 2, [[0.3, 0.3], [0.01, 0.01]], NORMAL),
+    "skewed": ([[0.9, 0.1], [0.1, 0.9]], [[-0.5, 5], [-5, 0.5]], [[0.5, 2], [2, 0.5]], NORMAL),
+    "Student's t of two scales": ([[0.5, 0.5]] * 2, [[0, 0]] * 2, [[1, 4], [1, 2]], [5, 3]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rho", [0.6, -0.9])
+@pytest.mark.parametrize("name", TWO)
+def test_covariances_are_those_of_the_targets_and_not_of_normal_scores(name, rho):
+    """Against quantiles on a fine grid of normal scores, and against draws."""
+    *parts, df = (np.array(part, float) for part in TWO[name])
+    matrix = np.array([[1.0, rho], [rho, 1.0]])
+    found = Predictive(*(part[None] for part in parts), df, matrix, False)
+    cov = found.cov()[0]
+    np.testing.assert_allclose(np.diag(cov), found.var()[0])
+    z, u = np.linspace(-8, 8, 801), np.linspace(-8, 8, 401)
+    g = found._ppf(np.broadcast_to(stats.norm.cdf(z)[:, None, None], (len(z), 1, 2)))[:, 0]
+    gap, weights = np.sqrt(1 - rho**2) * u, stats.norm.pdf(u) / stats.norm.pdf(u).sum()
+    expected = np.array([weights @ np.interp(rho * at + gap, z, g[:, 1]) for at in z])
+    density = stats.norm.pdf(z) / stats.norm.pdf(z).sum()
+    brute = density @ (g[:, 0] * expected) - (density @ g[:, 0]) * (density @ expected)
+    size = np.sqrt(cov[0, 0] * cov[1, 1])
+    assert cov[0, 1] / size == pytest.approx(brute / size, abs=0.004)
+    draws = found.rvs(30_000, random_state=0)[:, 0]
+    assert np.corrcoef(draws.T)[0, 1] == pytest.approx(cov[0, 1] / size, abs=0.03)
+
+
+def test_covariances_of_many_rows_and_targets_are_positive():
+    random, n, t, k = np.random.default_rng(0), 50, 4, 3
+    normal = random.standard_normal((n, t, t))
+    matrix = normal @ normal.swapaxes(1, 2)
+    size = np.sqrt(np.diagonal(matrix, axis1=1, axis2=2))
+    parts = (
+        random.dirichlet(np.ones(k), (n, t)),
+        3 * random.standard_normal((n, t, k)),
+        random.uniform(0.1, 2, (n, t, k)),
+    )
+    df = np.array([3.0, np.inf, 5.0, 2.05])
+    found = Predictive(*parts, df, matrix / (size[:, :, None] * size[:, None]), False)
+    assert (np.linalg.eigvalsh(found.cov()) > 0).all()
+    one = Predictive(*(part[7:8] for part in parts), df, found.correlation[7:8], False)
+    np.testing.assert_allclose(one.cov()[0], found.cov()[7], rtol=1e-12)
+
+
 def test_distributions_are_placed_around_means_with_doubt_added_to_their_variance():
     found = mixture(n=6, t=2)
     centred = replace(found, locations=found.locations - found.mean()[..., None])

@@ -6,6 +6,7 @@ Names of columns, classes and files come from other people. All that is printed 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -65,8 +66,8 @@ voice = Console(stderr=True, quiet=not _is_first)
 def reported(command: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Turn what a command raises into one sentence and an exit code.
 
-    2 for wrong use, 1 for failure, 130 for Ctrl-C, as shells have it; ``--debug`` lets errors
-    through.
+    2 for wrong use, 1 for failure, 130 for Ctrl-C and 141 for a closed pipe, as shells have it;
+    ``--debug`` lets errors through.
     """
 
     @functools.wraps(command)
@@ -75,6 +76,10 @@ def reported(command: Callable[Parameters, Result]) -> Callable[Parameters, Resu
             return command(*args, **kwargs)
         except (typer.Exit, typer.Abort):
             raise
+        except BrokenPipeError:  # as by ``| head``: nobody reads on, and nobody wants to be told
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(141) from None
         except typer.BadParameter as error:
             error.message = printable(error.message)
             raise

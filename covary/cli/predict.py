@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,6 +15,7 @@ import typer
 from covary import runs
 from covary.cli import common
 from covary.cli.common import DataDir, Debug, Json, RunPath, quoted, reported, say
+from covary.data.rows import UNSEEN
 from covary.serving import PredictedTable, Predictor, predict_table
 from covary.serving.predictor import COVERAGE
 from covary.serving.writing import FORMATS
@@ -25,7 +27,8 @@ Table = Annotated[
     str,
     typer.Argument(
         metavar="TABLE",
-        help="New rows: a .csv, .tsv, .jsonl or .parquet file, or - for standard input.",
+        help="New rows: a .csv, .tsv, .jsonl or .parquet file, or - for standard input. New "
+        "images: a folder of .png files, with its sub-folders, or an .npz file.",
     ),
 ]
 Out = Annotated[
@@ -57,6 +60,14 @@ Coverage = Annotated[
         show_default=str(COVERAGE),
     ),
 ]
+Unseen = Annotated[
+    str,
+    typer.Option(
+        "--unseen",
+        help="Rows with a category that training did not have: flag (ask someone, with a wider "
+        "error bar), or error.",
+    ),
+]
 Keep = Annotated[
     str,
     typer.Option(
@@ -79,6 +90,12 @@ Delimiter = Annotated[
     str | None,
     typer.Option("--delimiter", help="Of TABLE, if it is csv.", show_default="found out"),
 ]
+ImageArray = Annotated[
+    str,
+    typer.Option(
+        "--array", help="That of the images, in an .npz file.", show_default="if there is one alone"
+    ),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if there is one.")]
 
 
@@ -91,17 +108,19 @@ def predict(
     conformal: Conformal = False,
     risk: Risk = None,
     coverage: Coverage = None,
+    unseen: Unseen = "flag",
     keep: Keep = "all",
     form: Format = "",
     input_format: InputFormat = "",
     encoding: Encoding = "utf-8",
     delimiter: Delimiter = None,
+    array: ImageArray = "",
     overwrite: Overwrite = False,
     data_dir: DataDir = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Predict new rows of a table, with how sure each prediction is, and when to ask someone.
+    """Predict new rows or images, with how sure each prediction is, and when to ask someone.
 
     Regression: prediction, std, low, high. Classification: prediction, probability, set (of labels,
     with | between them), uncertainty. Both: novelty (the distance from the training data in
@@ -112,24 +131,37 @@ def predict(
     that training did not see; what that promises is printed. If TABLE has the target, predictions
     are compared with it.
 
-    Rows are read in chunks, so TABLE may be larger than memory.
+    Of images, a column `file` has the path in the folder, or `image` the place in the array of an
+    .npz file: uint8 (n, channels, height, width), channels last, or without channels if they are
+    grey; or floating point numbers from 0 to 1.
+
+    Rows and images are read in chunks, so TABLE may be larger than memory.
 
     Examples:
 
     - `covary predict runs/houses new.csv --out predictions.csv`
     - `covary predict runs/houses new.parquet --out predictions.parquet --keep id --conformal`
     - `covary predict runs/patients new.csv --risk 0.05`
+    - `covary predict runs/digits scans/ --out predictions.csv`
     - `cat new.csv | covary predict runs/houses - --out - --keep none`
     """
     if as_json and out == "-":
         raise typer.BadParameter("--json and --out - both write to standard output: choose one.")
-    if not runs.open(run).predictor_path.exists():
-        say("Fitting to rows that training did not see, once.")
+    if risk is not None and coverage is not None:
+        raise typer.BadParameter("--risk and --coverage both choose the rows to answer: give one.")
+    if unseen not in UNSEEN:
+        raise typer.BadParameter(
+            f"{unseen!r} is none of {', '.join(UNSEEN)}.", param_hint="--unseen"
+        )
+    opened = runs.open(run)
+    if not opened.predictor_path.exists():
+        again = "once" if opened.is_writable else "and not kept, as the run is read-only"
+        say(f"Fitting to data that training did not see, {again}.")
     predictor = Predictor.load(
-        run, level=level, conformal=conformal, risk=risk, coverage=coverage, data_dir=data_dir,
-        progress=common.progress,
+        run, level=level, conformal=conformal, risk=risk, coverage=coverage, unseen=unseen,
+        data_dir=data_dir, progress=common.progress,
     )  # fmt: skip
-    with _rows_shown() as progress:
+    with _rows_shown(predictor.things) as progress:
         found = predict_table(
             predictor,
             sys.stdin.buffer if table == "-" else table,
@@ -138,6 +170,7 @@ def predict(
             format=form,
             overwrite=overwrite,
             source_format=input_format or ("csv" if table == "-" else ""),
+            array=array,
             encoding=encoding,
             delimiter=delimiter,
             progress=progress,
@@ -151,7 +184,8 @@ def predict(
 
 
 def _show(found: PredictedTable, predictor: Predictor) -> None:
-    say(f"{found.rows:,} rows, {found.answered / found.rows:.1%} to answer, the rest to ask about.")
+    share = f"{found.answered / found.rows:.1%}"
+    say(f"{found.rows:,} {predictor.things}, {share} to answer, the rest to ask about.")
     say(f"The flag: {predictor.promise}")
     for name, scores in found.scores.items():
         told = ", ".join(
@@ -163,18 +197,23 @@ def _show(found: PredictedTable, predictor: Predictor) -> None:
 
 
 @contextmanager
-def _rows_shown() -> Iterator[Callable[[int], None]]:
-    """Shows on a terminal how many rows are done, and how many in a second."""
+def _rows_shown(things: str) -> Iterator[Callable[[int], None]]:
+    """Shows on a terminal how many rows or images are done, and how many in a second."""
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.completed:,.0f} rows"),
-        TextColumn("{task.speed:,.0f} rows/s"),
+        TextColumn(f"{{task.completed:,.0f}} {things}{{task.fields[rate]}}"),
         TimeElapsedColumn(),
     )
     with Progress(
         *columns, console=common.voice, transient=True, disable=not common.voice.is_terminal
     ) as bar:
-        rows = bar.add_task("")
-        yield lambda count: bar.advance(rows, count)
+        rows, started = bar.add_task("", rate=""), time.monotonic()
+
+        def advance(count: int) -> None:
+            done = bar.tasks[0].completed + count
+            rate = done / max(1e-9, time.monotonic() - started)
+            bar.update(rows, advance=count, rate=f", {rate:,.0f} {things}/s")
+
+        yield advance

@@ -3,6 +3,7 @@
 from covary.data.augment import augmented, horizontal_flip, random_crop
 from covary.data.catalogue import SetEntry
 from covary.data.dataset import DataError, Dataset
+from covary.data.new_images import ImageSchema, read_images
 from covary.data.rows import Chunk, read_rows
 from covary.data.schema import Column, Schema
 from covary.data.store import Status, describe, fetch, load, names, status
@@ -13,6 +14,7 @@ __all__ = [
     "Column",
     "DataError",
     "Dataset",
+    "ImageSchema",
     "Schema",
     "SetEntry",
     "Status",
@@ -23,6 +25,7 @@ __all__ = [
     "load",
     "names",
     "random_crop",
+    "read_images",
     "read_rows",
     "read_table",
     "status",

@@ -17,6 +17,7 @@ from covary.data.reading import Reading, kind_of_classes, labels
 from covary.data.schema import Schema, unusual
 from covary.data.table_files import TableFile, open_table
 
+UNSEEN = ("flag", "error")
 Blocks = Iterable[Mapping[str, Any]]
 
 
@@ -98,7 +99,7 @@ def read_rows(
 def _checked(table: TableFile, schema: Schema, unseen: str, missing: str) -> Reading:
     """Options and columns are checked, and problems remembered."""
     reading = Reading(table, schema, schema.errors)
-    reading.check_choice("unseen", unseen, ("flag", "error"))
+    reading.check_choice("unseen", unseen, UNSEEN)
     reading.check_choice("missing", missing, ("flag", "error"))
     reading.check_present([*schema.inputs, *schema.errors.values()])
     return reading
@@ -201,12 +202,8 @@ def _refuse_missing(reading: Reading, schema: Schema, total: int) -> None:
 
 def _refuse_unseen(reading: Reading, schema: Schema) -> None:
     for name, column in schema.inputs.items():
-        if reading.is_fine(name) and (texts := column.unseen(reading.columns[name])):
-            told, known = shortened(map(repr, texts), 3), shortened(column.known)
-            reading.add(
-                f"column {name!r} holds {told}, none of the known categories {known}; correct it, "
-                "or train again with such rows"
-            )
+        if reading.is_fine(name) and (told := column.told_unseen(reading.columns[name])):
+            reading.add(f"{told}; correct it, or train again with such rows")
 
 
 def _targets(reading: Reading, schema: Schema) -> Array | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from covary.data.columns import Gathered, Values, as_days, as_number, hint_of_dates
+from covary.data.columns import Gathered, Values, as_days, as_number, hint_of_dates, shortened
 
 Rows = npt.NDArray[np.int64]
 _KINDS = ("number", "date", "boolean", "category", "constant")
@@ -137,6 +137,14 @@ class Column:
         if self.kind == "constant":
             return [text for text in gathered.texts if not self._is_constant(text)]
         return []
+
+    def told_unseen(self, gathered: Gathered) -> str:
+        """That a category has texts that training did not have, in words; empty if it has none."""
+        texts = [] if self.kind == "constant" else self.unseen(gathered)
+        if not texts:
+            return ""
+        told, known = shortened(map(repr, texts), 3), shortened(self.known)
+        return f"column {self.name!r} holds {told}, none of the known categories {known}"
 
     def _is_constant(self, text: str) -> bool:
         """Whether this is the value of a constant, as far as it is known."""

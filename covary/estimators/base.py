@@ -6,7 +6,9 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import parent_process
 from numbers import Integral
+from threading import current_thread, main_thread
 from typing import Any, cast
 
 import numpy as np
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 
 from covary import activations
 from covary.activations import MomentActivation
+from covary.data.rows import UNSEEN
 from covary.estimators.data import checked_errors, cross_validation
 from covary.estimators.frames import Frame, is_needed
 from covary.estimators.members import (
@@ -30,7 +33,8 @@ from covary.estimators.members import (
     train,
 )
 from covary.moments import Moments
-from covary.training import Display, TrainingConfig, terminal_or_lines
+from covary.training import Display, TrainingConfig
+from covary.training.display import Shown, has_bars
 from covary.training.objectives import measured
 from covary.uncertainty.novelty import Novelty
 
@@ -40,6 +44,7 @@ Floats = NDArray[np.float64]
 _LEAST_BATCH, _MOST_BATCH = 32, 512
 _ROWS_OF_A_BATCH = 32  # rows of the table for each sample of a batch
 _USUAL_ROWS = 2000
+PATIENCE = 5.0  # seconds of training without a progress bar
 _MORE_STEPS = 0.3  # steps grow with this power of the rows
 
 
@@ -100,13 +105,14 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         batch_size: int | None = None,
         lr: float = 1e-2,
         missing: str = "error",
+        unseen: str = "flag",
         random_state: Any = None,
-        verbose: bool = False,
+        verbose: bool | str = "auto",
     ) -> None:
         self.effort, self.hidden, self.activation, self.noise = effort, hidden, activation, noise
         self.weight_decay, self.covariance = weight_decay, covariance
         self.folds, self.members, self.epochs = folds, members, epochs
-        self.batch_size, self.lr, self.missing = batch_size, lr, missing
+        self.batch_size, self.lr, self.missing, self.unseen = batch_size, lr, missing, unseen
         self.random_state, self.verbose = random_state, verbose
 
     _objective: Callable[[nn.Module], nn.Module]  # the loss of a network of standardised data
@@ -138,7 +144,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
             members=effort.members,
             config=self._config(len(folds[0].training), effort, seed),
             loss_of=self._loss,
-            display=_progress() if self.verbose else None,
+            display=_progress(self.verbose),
         )
         self.recipes_, self.recipe_errors_ = trained.weights, trained.errors
         self.history_ = trained.history
@@ -211,6 +217,8 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _validated(self, X: ArrayLike, y: ArrayLike, **checks: Any) -> tuple[Floats, NDArray[Any]]:
         """Inputs (n, d) as numbers, and targets; remembers the columns."""
+        if self.unseen not in UNSEEN:
+            raise ValueError(f"unseen must be one of {', '.join(UNSEEN)}, got {self.unseen!r}.")
         self._frame = Frame.fit(X, missing=self.missing) if is_needed(X, self.missing) else None
         numbers = X if self._frame is None else self._frame(X)
         x, target = validate_data(
@@ -228,6 +236,8 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         if self._frame is not None:
+            if self.unseen == "error":
+                self._frame.check_seen(X)
             x, is_strange = torch.tensor(self._frame(X)), torch.tensor(self._frame.unusual(X))
         else:
             x = torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
@@ -266,7 +276,15 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         return hasattr(self, "n_iter_")
 
 
-def _progress() -> Display:
+def _progress(verbose: bool | str) -> Display | None:
+    """What shows progress on standard error; one bar alone, of one process, if it is not asked."""
     from rich.console import Console
 
-    return terminal_or_lines(Console())
+    console = Console(stderr=True)
+    if not isinstance(verbose, str):
+        return Shown(console) if verbose else None
+    if verbose != "auto":
+        raise ValueError(f"verbose must be True, False or 'auto', got {verbose!r}.")
+    is_worker = parent_process() is not None or current_thread() is not main_thread()
+    is_seen = has_bars(console) and (console.is_jupyter or console.file.isatty())
+    return Shown(console, after=PATIENCE) if is_seen and not is_worker else None

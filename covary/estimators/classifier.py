@@ -68,7 +68,7 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
         units. With ``covariance="shared"`` they are averaged over a mini-batch in training; choose
         ``"full"`` where rows differ much.
         """
-        x, target = self._validated(X, y)
+        x, target = self._validated(X, _as_labels(y))
         check_classification_targets(target)
         self.classes_, labels = np.unique(target, return_inverse=True)
         if len(self.classes_) < 2:
@@ -166,6 +166,22 @@ class MomentClassifier(ClassifierMixin, MomentEstimator):  # type: ignore[misc]
             raise ValueError(f"costs are ({k}, {k}) finite numbers, got shape {matrix.shape}.")
         expected = self.predict_proba(X, X_std=X_std) @ matrix
         return self.classes_[expected.argmin(-1)], expected.min(-1) > ask
+
+
+def _as_labels(y: Any) -> Any:
+    """Truth values and whole numbers that pandas keeps in a type of its own, as those of numpy.
+
+    scikit-learn would make floating point numbers of them. All else, and what has missing values,
+    stays as it is.
+    """
+    dtype = getattr(y, "dtype", None)
+    if isinstance(y, np.ndarray) or dtype is None or not hasattr(y, "tolist"):
+        return y
+    try:
+        found = np.array(y.tolist())
+    except ValueError:
+        return y
+    return found if found.ndim == 1 and found.dtype.kind in "biu" else y
 
 
 def _logits(found: Outputs) -> Moments:

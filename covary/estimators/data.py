@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -84,6 +85,14 @@ def checked_errors(
             f"Errors X_std of the features {listed} are larger than their spread in most rows, so "
             "these say little. Are the errors standard deviations on the scale of the features?",
             UserWarning,
-            stacklevel=4,
+            stacklevel=level_of_user(),
         )
     return std
+
+
+def level_of_user() -> int:
+    """The ``stacklevel`` by which a warning of whoever calls this points to the user's line."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("covary."):
+        frame, level = frame.f_back, level + 1
+    return level

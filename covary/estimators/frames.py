@@ -75,6 +75,16 @@ class Frame:
         values = self._values(X)
         return np.isin(np.arange(_length(values)), list(unusual(self.columns, values)))
 
+    def check_seen(self, X: ArrayLike) -> None:
+        """Refuse a category that training did not have."""
+        values = self._values(X)
+        told = filter(None, (column.told_unseen(values[column.name]) for column in self.columns))
+        if found := "; ".join(told):
+            raise ValueError(
+                f"X has what fit did not see (unseen='error'): {found}. Correct it, or fit with "
+                "such rows."
+            )
+
     def _values(self, X: ArrayLike) -> dict[str, Gathered]:
         """The columns of new rows, as they were read in training."""
         found, known = _columns(X, self.missing), [column.name for column in self.columns]

@@ -17,6 +17,7 @@ from covary.activations import MomentActivation
 from covary.budget import Budget
 from covary.covariance import Full
 from covary.estimators.base import Floats, MomentEstimator
+from covary.estimators.data import level_of_user
 from covary.estimators.members import Outputs, TrainedMembers, TrainingTable
 from covary.estimators.neighbours import MOST_REFERENCES, Local, Neighbours, shares
 from covary.moments import Moments
@@ -76,8 +77,12 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         missing: ``"error"``, or ``"indicator"``: missing values are filled with the average of
             their column (categories with none), and marked in a column of their own. Data frames
             may have categories, texts, truth values and dates (``covary.estimators.frames``).
+        unseen: of a row with a category that ``fit`` did not see: ``"flag"`` gives it a ``novelty``
+            of 1 at least, so that its variance is larger by that of the targets; ``"error"``
+            refuses it, and names the column and the value.
         random_state: decides initial weights, the order of samples and the folds.
-        verbose: show progress.
+        verbose: show progress, on standard error: True, False, or ``"auto"``, a bar on a terminal
+            or in a notebook (with ipywidgets), once training has taken 5 seconds.
 
     Attributes:
         variance_parts_: of ``"emergent"``, ``"spread"`` and ``"learned"``, the ``VariancePart``:
@@ -119,14 +124,15 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         batch_size: int | None = None,
         lr: float = 1e-2,
         missing: str = "error",
+        unseen: str = "flag",
         random_state: Any = None,
-        verbose: bool = False,
+        verbose: bool | str = "auto",
     ) -> None:
         super().__init__(
             effort, hidden=hidden, activation=activation, noise=noise, weight_decay=weight_decay,
             covariance=covariance, folds=folds, members=members, epochs=epochs,
-            batch_size=batch_size, lr=lr, missing=missing, random_state=random_state,
-            verbose=verbose,
+            batch_size=batch_size, lr=lr, missing=missing, unseen=unseen,
+            random_state=random_state, verbose=verbose,
         )  # fmt: skip
         self.variance, self.distribution, self.neighbours = variance, distribution, neighbours
 
@@ -237,7 +243,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
             f"Held-out rows give the {what} {share:.1%} of the variance: it says nothing of the "
             "errors here (variance_parts_). Off the data standard deviations grow all the same.",
             UserWarning,
-            stacklevel=5,
+            stacklevel=level_of_user(),
         )
 
     def _taken_apart(

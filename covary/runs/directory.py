@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import shlex
 import shutil
@@ -17,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
-from covary.data import Dataset, Schema
+from covary.data import Dataset, ImageSchema, Schema, describe
 from covary.data.locking import locked
 from covary.files import FileError, read_json, read_tensors, read_text, write_tensors
 from covary.models import with_covariance, with_noise
@@ -145,6 +146,11 @@ class Run:
         return self.config_path.exists()
 
     @property
+    def is_writable(self) -> bool:
+        """Whether what is found out can be kept in the folder."""
+        return os.access(self.path, os.W_OK)
+
+    @property
     def config(self) -> RunConfig:
         """The configuration, or an error that says what is missing."""
         if not self.exists():
@@ -177,6 +183,15 @@ class Run:
         if not path.exists():
             return None
         return self.once("schema", lambda: _schema(path, self.config), path, self.config_path)
+
+    @property
+    def images(self) -> ImageSchema | None:
+        """What images it takes, and its classes; None for other data."""
+        model, name = self.config.model, self.config.data.name
+        if not model.is_image:
+            return None
+        channels, height, width = model.input_shape
+        return ImageSchema((channels, height, width), describe(name).classes)
 
     @property
     def history(self) -> tuple[Epoch, ...]:
@@ -312,7 +327,9 @@ class Run:
         return self.once("held out", lambda: _held_out(self.path, kept), *files)
 
     def save_held_out(self, found: HeldOut, covariance: str) -> None:
-        """Keep what was fitted; a score that could not be fitted is kept no longer."""
+        """Keep what was fitted, if the folder is writable; other scores are kept no longer."""
+        if not self.is_writable:
+            return
         for name, score in found.scores.items():
             score.save(self.path / _SCORES[name], weights=self.weights, covariance=covariance)
         KeptCalibration(
@@ -407,7 +424,7 @@ class Run:
 
     def save_tracking(self, net: nn.Module) -> bool:
         """Add what ``covary.track`` measured to the weights, if training is finished."""
-        if not self.model_path.exists():
+        if not (self.model_path.exists() and self.is_writable):
             return False
         weights, metadata = read_tensors(self.model_path)
         tracking = {name: value for name, value in net.state_dict().items() if _is_tracking(name)}

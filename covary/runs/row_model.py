@@ -1,4 +1,4 @@
-"""What a run of a table says of new rows, and how sure it is: fitted to rows it was not trained on.
+"""What a run says of new rows or images, and how sure it is: fitted to what it was not trained on.
 
 A ``RowModel`` is a run's network with what held-out rows have shown: how large its errors are and
 where, and how far from the training data a row is. It is fitted when it is first needed, and kept
@@ -8,6 +8,7 @@ in the run's folder.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from covary.files import FileError, read_tensors, write_tensors
 from covary.inputs import in_batches
 from covary.models import with_covariance, with_noise
 from covary.moments import Moments, mean_of
-from covary.nn import Linear, Rescale
+from covary.nn import Lift, Linear, Rescale
 from covary.progress import Steps
 from covary.runs.directory import Run, RunError
 from covary.runs.results import CalibrationNumbers, KeptCalibration
@@ -45,6 +46,8 @@ from covary.uncertainty.residuals import (
 
 # Rows that are computed at a time: so many, or as many as covariances of so many numbers are of.
 _BATCH, _NUMBERS = 4096, 2**24
+# Numbers in the images that are computed at a time, and in the inputs that novelty is fitted to.
+_PIXELS, _FITTED_TO = 2**20, 2**24
 # Held-out rows that are looked at: more say little more. Fewer than the least say nothing.
 _MOST, LEAST = 20_000, 10
 _REMEDY = "Remove it: covary predict fits it again."
@@ -69,7 +72,8 @@ class _Passed(NamedTuple):
     """What a network makes of n rows, on its own scale.
 
     Attributes:
-        inputs: (n, d) standardised.
+        inputs: (n, d) of its first layer of moments: standardised columns or pixels, or what the
+            trunk gives.
         out: the moments of the output; of a regression, on the standardised scale.
         exact: the same as if inputs had no errors.
     """
@@ -114,7 +118,9 @@ class TargetHead(nn.Module):
         models, worth = zip(*((each.model, each.worth) for each in found), strict=True)
         return cls(list(models), worth, far, correlation_of(levels))
 
-    def forward(self, seen: _Passed, novelty: Tensor, rescale: Rescale) -> Answers:
+    def forward(
+        self, seen: _Passed, novelty: Tensor, rescale: Rescale
+    ) -> tuple[Predictive, Tensor]:
         """On the scale of the targets."""
         every = [model(_evidence(seen, column)) for column, model in enumerate(self.models)]
         near = distributions(every, self.correlation.numpy())
@@ -124,7 +130,7 @@ class TargetHead(nn.Module):
         unit, t = rescale.scale.double().numpy(), len(self.models)
         said = near.placed(mean, unit, doubt, is_one_target=t == 1)
         std = torch.tensor(said.std()).reshape(len(mean), t)
-        return Answers(said, std.log().mean(1).exp() if t > 1 else std[:, 0], novelty)
+        return said, std.log().mean(1).exp() if t > 1 else std[:, 0]
 
 
 class ClassHead(nn.Module):
@@ -151,19 +157,21 @@ class ClassHead(nn.Module):
         found.strange = (1 - torch.cat(chances).gather(1, y[:, None])[:, 0]).sort().values
         return found
 
-    def forward(self, seen: _Passed, novelty: Tensor) -> Answers:
+    def forward(self, seen: _Passed, novelty: Tensor) -> tuple[Floats, Tensor]:
         """Off the data logits are smaller, and in doubt."""
         logits = with_doubt(self.calibration(seen.out), novelty, self.variance)
         probability = scores.expected_softmax(logits).double()
-        return Answers(probability.numpy(), scores.doubt(probability), novelty)
+        return probability.numpy(), scores.doubt(probability)
 
 
 class RowModel(nn.Module):
-    """Inputs (n, d), with errors if they have any -> ``Answers``; raw inputs, raw targets.
+    """Inputs (n, d), with errors if they have any, or images -> ``Answers``; all as in the data.
 
     Attributes:
         net: the run's network, with a covariance for each row.
-        novelty: standardised inputs -> distance from the training data.
+        novelty: inputs of the first layer of moments -> distance from the training data.
+        unit: () what these are divided by: 1 for columns of tables, which are standardised; of
+            images the root mean square of their standard deviations.
         head: what makes answers of the network's moments.
         seen_novelty: (n,) of held-out rows, as the next two.
         seen_uncertainty: (n,)
@@ -173,6 +181,7 @@ class RowModel(nn.Module):
         seconds: that fitting took, but for the network.
     """
 
+    unit: Tensor
     seen_novelty: Tensor
     seen_uncertainty: Tensor
     seen_error: Tensor
@@ -188,18 +197,25 @@ class RowModel(nn.Module):
         super().__init__()
         self.net, self.novelty, self.head, self.batch = net, novelty, head, batch
         self.covariance, self.seconds = "", 0.0
+        self.register_buffer("unit", torch.ones((), dtype=torch.float64))
         for name in ("seen_novelty", "seen_uncertainty"):
             self.register_buffer(name, torch.zeros(shape[0], dtype=torch.float64))
         self.register_buffer("seen_error", torch.zeros(shape, dtype=torch.float64))
 
     @torch.no_grad()
-    def forward(self, x: Tensor | Moments, *, near: bool = False) -> Answers:
-        """A batch; with ``near``, as if no row were off the data."""
+    def forward(
+        self, x: Tensor | Moments, is_strange: Tensor | None = None, *, near: bool = False
+    ) -> Answers:
+        """A batch; rows that have what training had not, ``is_strange`` (n,), are a unit off it.
+
+        With ``near``, as if no row were off the data.
+        """
         seen = _seen(self.net, x)
-        novelty = self.novelty(seen.inputs) * (not near)
-        if isinstance(self.head, ClassHead):
-            return self.head(seen, novelty)  # type: ignore[no-any-return]
-        return self.head(seen, novelty, self.net[-1])  # type: ignore[no-any-return]
+        novelty = self.novelty(seen.inputs / self.unit) * (not near)
+        doubted = novelty if is_strange is None else torch.maximum(novelty, is_strange.to(novelty))
+        more = () if isinstance(self.head, ClassHead) else (self.net[-1],)
+        said, uncertainty = self.head(seen, doubted, *more)
+        return Answers(said, uncertainty, novelty)
 
     def distribution(self, x: Tensor | Moments, *, near: bool = False) -> Predictive:
         """Of the targets of any number of rows (n, d), of a regression."""
@@ -254,7 +270,7 @@ def _restored(run: Run, tensors: Mapping[str, Tensor], about: Mapping[str, str])
             for each in json.loads(about["worth"])
         ]
         head = TargetHead(models, worth, *parts)
-    batch = _rows_at_a_time(net, about["covariance"])
+    batch = _rows_at_a_time(run, net, about["covariance"])
     found = RowModel(net, Novelty(inputs), head, batch, *tensors["seen_error"].shape)
     found.load_state_dict({**found.state_dict(), **tensors})
     found.covariance, found.seconds = about["covariance"], float(about["seconds"])
@@ -277,7 +293,7 @@ def _fitted(run: Run, progress: Steps | None) -> RowModel:
     with quietly():
         how = chosen(run, net, None if known is None else known.covariance)
         net, about["covariance"] = with_covariance(net, how.covariance), how.covariance
-        batch = _rows_at_a_time(net, how.covariance)
+        batch = _rows_at_a_time(run, net, how.covariance)
         numbers: CalibrationNumbers | None = known
         if run.classifies:
             found = known_or_fitted(run, net, how, progress=progress)
@@ -296,11 +312,13 @@ def _fitted(run: Run, progress: Steps | None) -> RowModel:
             head = TargetHead.fit(seen, mean_of(rescale.undone(y.double())))
             about["families"] = json.dumps([str(model.family) for model in head.models])
             about["worth"] = json.dumps(head.worth)
-        novelty = Novelty.fit(net[0](run.data.x[training]).flatten(1))
+        novelty, unit = _novelty(net, run.data.x, training, batch)
         model = RowModel(net, novelty, head, batch, len(y), 1 if run.classifies else y.shape[1])
+        model.unit = unit
         _look_back(model, x, y)
     model.covariance, model.seconds = how.covariance, round(time.perf_counter() - began, 3)
-    write_tensors(run.predictor_path, model.fitted(), {**about, "seconds": str(model.seconds)})
+    if run.is_writable:
+        write_tensors(run.predictor_path, model.fitted(), {**about, "seconds": str(model.seconds)})
     return model.eval().requires_grad_(False)
 
 
@@ -344,13 +362,36 @@ def _evidence(seen: _Passed, column: int) -> Evidence:
 @torch.no_grad()
 def _seen(net: nn.Sequential, x: Tensor | Moments) -> _Passed:
     """What a network makes of a batch."""
-    standardize, *inner = net
-    if isinstance(inner[-1], Rescale):
-        inner.pop()
-    given = standardize(x)
+    before, inner = _parts(net)
+    given = before(x)
     inputs, within = mean_of(given), nn.Sequential(*inner)
     exact = within(inputs)
     return _Passed(inputs.flatten(1), exact if isinstance(given, Tensor) else within(given), exact)
+
+
+def _parts(net: nn.Sequential) -> tuple[nn.Sequential, list[nn.Module]]:
+    """What stands in front of the first moments (scales, a trunk), and layers up to the scale."""
+    layers = list(net)
+    place = next(i for i, layer in enumerate(layers) if isinstance(layer, Lift))
+    inner = layers[place:-1] if isinstance(layers[-1], Rescale) else layers[place:]
+    return nn.Sequential(*layers[:place]), inner
+
+
+@torch.no_grad()
+def _novelty(net: nn.Sequential, x: Tensor, training: Tensor, batch: int) -> tuple[Novelty, Tensor]:
+    """Fitted to as many training inputs as need be, and the unit of its inputs, ()."""
+    before, _ = _parts(net)
+    most = max(LEAST, _FITTED_TO // before(x[training[:1]]).numel())
+    if len(training) > most:
+        order = torch.randperm(len(training), generator=torch.Generator().manual_seed(0))
+        training = training[order[:most]]
+    found = [before(x[rows]).double() for rows in torch.split(training, batch)]
+    inputs = torch.cat(found)
+    unit = torch.ones((), dtype=torch.float64)
+    if x.ndim > 2:
+        spread = inputs.var(0, correction=0).mean().sqrt()
+        unit = torch.where(spread > 0, spread, unit)
+    return Novelty.fit(inputs / unit), unit
 
 
 def _batches(net: nn.Sequential, x: Tensor | Moments, size: int) -> Iterator[_Passed]:
@@ -358,11 +399,12 @@ def _batches(net: nn.Sequential, x: Tensor | Moments, size: int) -> Iterator[_Pa
     return (_seen(net, some) for some in in_batches(x, size))
 
 
-def _rows_at_a_time(net: nn.Module, covariance: str) -> int:
-    """How many rows fit into memory with the covariances that layers form."""
+def _rows_at_a_time(run: Run, net: nn.Module, covariance: str) -> int:
+    """How many rows fit into memory with the covariances that layers form, and with images."""
     *hidden, outputs = (
         layer.weight.shape[0] for layer in net.modules() if isinstance(layer, Linear)
     )
     name, _, exact = covariance.partition(":")
     formed = hidden if name == "full" else [width for width in hidden if width <= int(exact or 0)]
-    return max(1, min(_BATCH, _NUMBERS // max([*formed, outputs]) ** 2))
+    most = _BATCH if run.images is None else _PIXELS // math.prod(run.images.shape)
+    return max(1, min(_BATCH, most, _NUMBERS // max([*formed, outputs]) ** 2))

@@ -74,7 +74,8 @@ def known_or_measured(run: Run, net: nn.Module, *, progress: bool) -> tuple[Fide
     seed = run.config.training.seed
     fidelity = measure(net, run.data.inputs[rows], seed=seed, progress=progress)
     kept = run.save_tracking(net)
-    where = f"kept in {run.model_path.name}" if kept else "not kept, since training is not finished"
+    why = "training is not finished" if run.is_writable else "the folder is read-only"
+    where = f"kept in {run.model_path.name}" if kept else f"not kept, since {why}"
     return fidelity, [f"Tracked covariances were never measured here: done now, and {where}."]
 
 

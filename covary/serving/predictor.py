@@ -1,9 +1,10 @@
-"""Predictor: columns in, predictions with their uncertainty and a flag out."""
+"""Predictor: columns or images in, predictions with their uncertainty and a flag out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from covary import runs
-from covary.data import Chunk, Schema, read_rows
+from covary.data import Chunk, DataError, ImageSchema, Schema, read_images, read_rows
+from covary.data.rows import UNSEEN
 from covary.inputs import in_batches
 from covary.moments import Moments
 from covary.progress import Steps
@@ -31,11 +33,12 @@ COVERAGE = 0.9  # of rows that are answered, if nothing is said
 # Rows like those of training that count as being on the data.
 _ON_THE_DATA = 0.99
 _OFF = ": off the data"  # behind the name of a column
+CHUNK, _IMAGES = 65536, 4096  # rows and images at a time; whole numbers of the model's batches
 
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """Columns of a table -> predictions, how sure they are, and whether to ask someone instead.
+    """Rows of a table, or images -> predictions, how sure they are, and whether to ask someone.
 
     Made by ``Predictor.load``. It can be pickled, and needs neither the run nor its data then.
 
@@ -43,20 +46,23 @@ class Predictor:
     ``high``, of several targets each with the target behind it (``std_price``). Of a
     classification: ``prediction``, the label as a text; ``probability``, its own; ``set``, the
     labels to reckon with, between ``|``; ``uncertainty``, the probability that another one is true.
-    Of both: ``novelty``, the distance from the training data in standard deviations of a column
-    (0 is inside); ``flag``, ``"answer"`` or ``"ask someone"``; ``reason``, why to ask, or empty.
+    Of both: ``novelty``, the distance from the training data in standard deviations of a column or
+    pixel (0 is inside); ``flag``, ``"answer"`` or ``"ask someone"``; ``reason``, why to ask, or
+    empty.
 
     Rows off the data, and rows that have what training did not have (an unseen category, a missing
-    value, another value in a constant column), are always to be asked.
+    value, another value in a constant column), are always to be asked. The latter have a novelty of
+    1 at least, and are as unsure as that makes them.
 
     Attributes:
-        schema: of the run's table.
+        schema: of the run's table, or of its images.
         model: what says it.
         level: the share of the targets in their intervals, or of the labels in their sets.
         conformal: whether intervals are corrected by held-out rows. Sets always are.
         threshold: the uncertainty up to which rows are answered.
         limit: the novelty up to which they are.
         promise: what the flag promises, in words, by rows that training did not see.
+        unseen: ``"flag"`` rows with a category that training did not have, or ``"error"``.
 
     Examples:
         >>> import covary
@@ -64,13 +70,14 @@ class Predictor:
         >>> predictor({"income": [3.2], "rooms": [5]})["std"]  # doctest: +SKIP
     """
 
-    schema: Schema
+    schema: Schema | ImageSchema
     model: RowModel
     level: float
     conformal: bool
     threshold: float
     limit: float
     promise: str
+    unseen: str = "flag"
 
     @classmethod
     def load(
@@ -81,10 +88,13 @@ class Predictor:
         conformal: bool = False,
         risk: float | None = None,
         coverage: float | None = None,
+        unseen: str = "flag",
         data_dir: str | None = None,
         progress: Steps | None = None,
     ) -> Predictor:
-        """The predictor of a run of a table. The first time, it is fitted to held-out rows.
+        """The predictor of a run of a table or of images.
+
+        The first time, it is fitted to what training held out.
 
         Args:
             run: the folder.
@@ -93,6 +103,8 @@ class Predictor:
             risk: answer as many rows as possible with at most this share of errors among them
                 (classification).
             coverage: answer this share of rows, the surest ones; 0.9 if neither is said.
+            unseen: what becomes of a row with a category that training did not have: ``"flag"`` it,
+                or ``"error"``, which names column and value and refuses all rows.
             data_dir: where data are looked for first.
             progress: wraps batches, given a name, to show how far it is.
         """
@@ -100,10 +112,13 @@ class Predictor:
             raise ValueError(f"The level is a share between 0 and 1, got {level}.")
         if risk is not None and coverage is not None:
             raise ValueError("Rows are answered by risk or by coverage, not by both: choose one.")
+        if unseen not in UNSEEN:
+            raise ValueError(f"unseen must be one of {', '.join(UNSEEN)}, got {unseen!r}.")
         opened = runs.open(run, data_dir=data_dir)
-        if opened.schema is None:
+        if opened.schema is None and opened.images is None:
             raise runs.RunError(
-                f"{opened.path} is no run of a table, and rows are what it would predict."
+                f"{opened.path} is no run of a table of yours or of images "
+                f"({opened.config.data.name}), and these are what can be predicted."
             )
         if not opened.model_path.exists():
             raise runs.RunError(
@@ -126,24 +141,65 @@ class Predictor:
         else:
             known = np.where(inside, uncertainty, np.inf)
             threshold = threshold_of_coverage(known, COVERAGE if coverage is None else coverage)
-        promise = _promise(opened.schema, error, inside & (uncertainty <= threshold))
-        return cls(opened.schema, model, level, conformal, threshold, limit, promise)
+        schema = opened.schema or opened.images
+        assert schema is not None
+        promise = _promise(schema, error, inside & (uncertainty <= threshold))
+        return cls(schema, model, level, conformal, threshold, limit, promise, unseen)
 
-    def __call__(self, columns: Mapping[str, Any]) -> Columns:
-        """Predictions of n rows.
+    def __call__(self, given: Mapping[str, Any] | NDArray[Any]) -> Columns:
+        """Predictions of n rows or images.
 
         Args:
-            columns: arrays (n,) by the names of the run's columns, or a data frame. Others are not
-                used.
+            given: arrays (n,) by the names of the run's columns, or a data frame; others are not
+                used. Or, for a run of images, an array of them as ``covary.data.read_images`` takes
+                it.
         """
-        found = [self.of_chunk(chunk) for chunk in read_rows(dict(columns), self.schema)]
+        found = [self.of_chunk(chunk) for chunk in self.read(given)]
         return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+
+    @property
+    def things(self) -> str:
+        """What is predicted, in a word: rows or images."""
+        return "rows" if isinstance(self.schema, Schema) else "images"
+
+    def read(
+        self, source: Any, *, chunk: int | None = None, array: str = "", **of_table: Any
+    ) -> Iterator[Chunk]:
+        """New rows or images, a chunk at a time.
+
+        Args:
+            source: what ``covary.data.read_rows`` or ``covary.data.read_images`` takes.
+            chunk: so many at a time; 65,536 rows or about 4,096 images if None.
+            array: that of the images, in an npz file with several.
+            of_table: further options of ``read_rows``.
+        """
+        is_path = isinstance(source, str | os.PathLike)
+        if isinstance(self.schema, Schema):
+            path = Path(source) if is_path else None
+            if array or (path and (path.is_dir() or path.suffix.lower() in (".png", ".npz"))):
+                raise DataError(
+                    f"The run is of a table, and takes rows of a csv, JSON lines or parquet file; "
+                    f"{source} is of images."
+                )
+            rows = source if is_path or hasattr(source, "read") else dict(source)
+            options = {"chunk": chunk or CHUNK, "unseen": self.unseen, **of_table}
+            return read_rows(rows, self.schema, **options)
+        if not is_path and (hasattr(source, "read") or isinstance(source, Mapping)):
+            got = "columns" if isinstance(source, Mapping) else "a stream"
+            raise DataError(
+                f"The run is of images, and takes a folder of PNG files, an npz file or an array; "
+                f"got {got}."
+            )
+        size = self.model.batch * max(1, _IMAGES // self.model.batch)
+        return read_images(source, self.schema, chunk=chunk or size, array=array)
 
     def of_chunk(self, chunk: Chunk) -> Columns:
         """The same for rows that are read already."""
         x = torch.from_numpy(chunk.x)
         given = x if chunk.std is None else Moments.of(x, std=torch.from_numpy(chunk.std))
-        batches = [self.model(some) for some in in_batches(given, self.model.batch)]
+        unusual, size = torch.from_numpy(chunk.unusual), self.model.batch
+        each = zip(in_batches(given, size), in_batches(unusual, size), strict=True)
+        batches = [self.model(some, is_strange) for some, is_strange in each]
         parts = [self._said(answers) for answers in batches]
         found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         uncertainty, novelty = (
@@ -154,6 +210,7 @@ class Predictor:
             found["uncertainty"] = uncertainty
         reasons = self._reasons(chunk, uncertainty, novelty)
         flag = np.where(reasons == "", ANSWER, ASK)
+        novelty = np.maximum(novelty, chunk.unusual)
         return {**found, "novelty": novelty, "flag": flag, "reason": reasons}
 
     def _said(self, answers: Answers) -> Columns:
@@ -184,6 +241,7 @@ class Predictor:
         )
         if said.is_one_target:
             return found
+        assert isinstance(self.schema, Schema)
         return {
             f"{name}_{target}": values[:, i]
             for i, target in enumerate(self.schema.targets)
@@ -196,24 +254,32 @@ class Predictor:
         """(n,) why to ask someone; empty where there is no reason."""
         found = np.where(uncertainty <= self.threshold, "", "unsure").astype(object)
         off = np.flatnonzero(novelty > self.limit)
-        if len(off):
+        if isinstance(self.schema, ImageSchema):
+            found[off] = "off the data"
+        elif len(off):
             inputs = self.model.net[0](torch.from_numpy(chunk.x[off])).double()
-            low, high = self.model.novelty.low, self.model.novelty.high
-            beyond, column = torch.maximum(inputs - high, low - inputs).max(1)
+            seen = self.model.novelty
+            beyond, column = torch.maximum(inputs - seen.high, seen.low - inputs).max(1)
             names = np.array(self.schema.features, object)[column.numpy()]
-            found[off] = np.where(beyond.numpy() > 0, names + _OFF, "off the data, combined")
+            is_alone = (beyond - seen.slack).numpy() > self.limit
+            found[off] = np.where(is_alone, names + _OFF, "off the data, combined")
         for row, reason in chunk.reasons.items():
             # Which says by itself why a row is unlike others, but for a column that is off.
             found[row] = f"{reason}; {found[row]}" if found[row].endswith(_OFF) else reason
         return found
 
 
-def _promise(schema: Schema, error: NDArray[np.float64], answered: NDArray[np.bool_]) -> str:
+def _promise(
+    schema: Schema | ImageSchema, error: NDArray[np.float64], answered: NDArray[np.bool_]
+) -> str:
     """What the flag promises, by held-out rows: their errors (n, t), and which are answered."""
-    told = f"Of {len(error):,} rows that training did not see, {answered.mean():.1%} are answered"
+    things = "rows" if isinstance(schema, Schema) else "images"
+    told = (
+        f"Of {len(error):,} {things} that training did not see, {answered.mean():.1%} are answered"
+    )
     if not answered.any():
         return f"{told}: no threshold keeps the risk."
-    if schema.classes:
+    if isinstance(schema, ImageSchema) or schema.classes:
         return (
             f"{told}; of these {error[answered].mean():.1%} are wrong, of all {error.mean():.1%}."
         )

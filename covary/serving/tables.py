@@ -1,4 +1,4 @@
-"""Predictions for a table, from file to file, in memory for one chunk of rows."""
+"""Predictions for a table or images, from file to file, in memory for one chunk."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from covary.data import Chunk, DataError, Schema, read_rows
+from covary.data import Chunk, DataError, ImageSchema, Schema
 from covary.data.columns import Gathered, shortened, with_nearest
 from covary.serving.predictor import ANSWER, Columns, Predictor
 from covary.serving.writing import format_of, writing
 
-CHUNK = 65536  # rows; a whole number of the predictor's batches
-
 
 @dataclass
 class PredictedTable:
-    """What came of a table.
+    """What came of a table or of images.
 
     Attributes:
-        rows: how many there were.
+        rows: how many rows or images there were.
         answered: how many of them are flagged ``"answer"``.
         scores: by name, and for ``"all"`` rows with a target and ``"answered"`` ones, what
             predictions are off by; empty if the table has no target.
@@ -47,32 +45,35 @@ def predict_table(
     source_format: str = "",
     encoding: str = "utf-8",
     delimiter: str | None = None,
-    chunk: int = CHUNK,
+    array: str = "",
+    chunk: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> PredictedTable:
-    """Write predictions for each row of a table, in its order.
+    """Write predictions for each row of a table or each image, in their order.
 
     The file is there when all of it is written, and not before.
 
     Args:
         predictor: what predicts.
-        source: a file or a stream of bytes, as ``covary.data.read_rows`` takes it.
+        source: a file or a stream of bytes, as ``covary.data.read_rows`` takes it; for a run of
+            images, a folder or a file as ``covary.data.read_images`` takes it.
         out: a file, or a stream of bytes.
         keep: which columns of the table stand before the predictions: ``"all"``, ``"none"``, or
-            their names.
+            their names. Images have one: ``file``, or ``image``, the place in an array.
         format: of what is written: ``"csv"``, ``"jsonl"`` or ``"parquet"``. By default what the
             name of the file asks for, csv for a stream.
         overwrite: replace a file that is there.
         source_format: of the table; a stream's has to be said.
         encoding: of the table, if it is csv or JSON lines; what is written is UTF-8.
         delimiter: of the table, if it is csv.
-        chunk: rows at a time.
+        array: that of the images, in an npz file with several.
+        chunk: rows or images at a time.
         progress: called with the number of rows of each chunk.
     """
     if isinstance(out, Path) and out.exists() and not overwrite:
         raise DataError(f"{out} exists already. Replace it (--overwrite) or choose another name.")
-    chunks = read_rows(
-        source, predictor.schema, chunk=chunk, format=source_format, encoding=encoding,
+    chunks = predictor.read(
+        source, chunk=chunk, array=array, format=source_format, encoding=encoding,
         delimiter=delimiter,
     )  # fmt: skip
     form = format or (format_of(out) if isinstance(out, Path) else "csv")
@@ -81,7 +82,7 @@ def predict_table(
         for some in chunks:
             found = predictor.of_chunk(some)
             kept = _kept(some, keep, found)
-            if form != "csv":
+            if form != "csv" and isinstance(predictor.schema, Schema):
                 kept |= _numbers(kept, predictor.schema)
             write({**kept, **_arrays(found)})
             answered = found["flag"] == ANSWER
@@ -136,7 +137,7 @@ def _arrays(found: Columns) -> dict[str, Any]:
 class _Score:
     """How good predictions are where the table has the targets: sums over rows."""
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema | ImageSchema) -> None:
         self.schema = schema
         self._sums: dict[str, Counter[str]] = {"all": Counter(), "answered": Counter()}
 

@@ -43,6 +43,7 @@ def writing(out: Path | BinaryIO, form: str) -> Iterator[Writer]:
         if form == "parquet":
             raise DataError("A stream takes csv or jsonl; write parquet to a file.")
         yield _text_writer(out, form, ",")
+        out.flush()  # here, and not when the process ends: a pipe may be closed
         return
     delimiter = "\t" if out.name.lower().removesuffix(".gz").endswith(".tsv") else ","
     with replacing(out) as file:

@@ -20,6 +20,8 @@ _NEAR, _ROUND_OFF = (
 )  # a step of so many scales, or of so much of the value, is the last
 # Quantiles of less have this one's: scipy's of Student's t end there.
 _LEAST_LEVEL = 1e-30
+# For covariances: points of all components and of each, polynomials, and numbers at a time.
+_POINTS, _LEAST_POINTS, _POLYNOMIALS, _NUMBERS = 256, 32, 60, 2**21
 # How far from 0 and 1 probabilities stay before they become normal scores.
 _LEAST_PROBABILITY = 1e-12
 _BY_ROW = ("weights", "locations", "scales")
@@ -88,9 +90,57 @@ class Predictive:
         return self._out(np.sqrt(self._var()))
 
     def cov(self) -> Floats:
-        """(n, t, t) covariances."""
-        std = np.sqrt(self._var())
-        return cast(Floats, self.correlation * (std[:, :, None] * std[:, None, :]))
+        """(n, t, t) covariances of the targets, as draws have them.
+
+        ``correlation`` is that of normal scores, and of normal distributions the targets' own. Of
+        others the targets' own is nearer to 0: of two Student's t with 3 degrees of freedom 0.53
+        in place of 0.6, of two mixtures of two far modes 0.46. It is found to within 0.003, or 0.01
+        between modes that are far apart and correlated by more than 0.95.
+        """
+        n, t, k = self.weights.shape
+        var = self._var()
+        if t == 1 or (k == 1 and np.isinf(self.df).all()):
+            std = np.sqrt(var)
+            return cast(Floats, self.correlation * (std[:, :, None] * std[:, None, :]))
+        given = np.broadcast_to(self.correlation, (n, t, t))
+        size = max(1, _NUMBERS // (max(_POINTS, _LEAST_POINTS * k) * t * k))
+        found = np.concatenate(
+            [
+                _covariances(self._coefficients(slice(start, start + size)), given[start:][:size])
+                for start in range(0, n, size)
+            ]
+        )
+        found[:, range(t), range(t)] = var
+        return cast(Floats, found)
+
+    def _coefficients(self, rows: slice) -> Floats:
+        """(60, n, t) of quantiles as functions of normal scores z, by Hermite's polynomials.
+
+        Of the polynomial k that is the average of g'(z) times the one before it, by sqrt(k). Where
+        g is the quantile function, g'(z) dz is dx: an integral over values x, whose points are as
+        close to each other as the components are narrow, and which no gap between modes disturbs.
+        """
+        n, t, k = self.weights[rows].shape
+        count = max(_LEAST_POINTS, _POINTS // k)
+        reach = np.where(np.isinf(self.df), 2.8, 12.0)[:, None]
+        points = np.sinh(reach * np.linspace(-1, 1, count))[None, :, None]
+        locations, scales = (each[rows][:, :, None] for each in (self.locations, self.scales))
+        x = np.sort((locations[..., None] + scales[..., None] * points).reshape(n, t, -1))
+        gap, df = (x[..., None] - locations) / scales, self.df[:, None, None]
+        below, above = (
+            (self.weights[rows][:, :, None] * _unit_cdf(sign * gap, df)).sum(-1) for sign in (1, -1)
+        )
+        score = _normal_score(np.minimum(below, above))
+        score = np.where(below < above, score, -score)
+        share = np.exp(-0.5 * score**2) / math.sqrt(2 * math.pi) * np.gradient(x, axis=-1)
+        before, polynomial, found = np.zeros_like(x), np.ones_like(x), []
+        for k in range(1, _POLYNOMIALS + 1):  # normalised ones, by their recursion
+            found.append((share * polynomial).sum(-1) / math.sqrt(k))
+            following = (score * polynomial - math.sqrt(k - 1) * before) / math.sqrt(k)
+            before, polynomial = polynomial, following
+        # No more than the variance, whatever the points have missed.
+        most = np.sqrt(self._var()[rows] / np.square(found).sum(0))
+        return cast(Floats, np.stack(found) * np.minimum(most, 1.0))
 
     def logpdf(self, y: ArrayLike) -> Floats:
         """(n,) logarithms of the density of targets y (n,) or (n, t), all targets together."""
@@ -228,6 +278,25 @@ class Predictive:
 
     def _out(self, values: Floats) -> Floats:
         return values[:, 0] if self.is_one_target else values
+
+
+def _covariances(coefficients: Floats, correlation: Floats) -> Floats:
+    """(n, t, t) of targets, from coefficients (k, n, t) and the correlation of normal scores.
+
+    What two functions of correlated normal numbers have in common is the sum of a_k b_k rho^k over
+    their coefficients (Mehler), in which every term is positive semidefinite.
+    """
+    found, power = np.zeros_like(correlation), np.ones_like(correlation)
+    for each in coefficients:
+        power = power * correlation
+        found += power * (each[:, :, None] * each[:, None, :])
+    return found
+
+
+def _normal_score(level: Floats) -> Floats:
+    from scipy.special import ndtri
+
+    return cast(Floats, ndtri(np.maximum(level, 1e-300)))
 
 
 def _normal_cdf(x: Floats) -> Floats:
