@@ -40,7 +40,7 @@ SETS = ("sine", "yacht", "boston", "energy", "concrete")
 SPLITS = 3
 # On the sine, what a network that is trained by the likelihood is promised to reach.
 LEAST_RANK, LEAST_LIKELIHOOD = 0.45, -0.1
-ESTIMATORS: dict[str, dict[str, str]] = {
+ESTIMATORS: dict[str, dict[str, Any]] = {
     "regressor, mean": {},
     "regressor, likelihood": {"loss": "likelihood"},
     "regressor, likelihood, emergent": {"loss": "likelihood", "variance": "emergent"},

@@ -67,12 +67,11 @@ def compare(
 ) -> Comparison:
     """Train a moment neural network and what it is compared with, and measure them alike.
 
-    All networks have the same widths, rows, batches, optimizer and number of epochs, but for the
-    moment network of the likelihood, which is that of ``covary train --loss likelihood``. What a
-    method needs beyond that (a temperature, a constant variance, a prior) is fitted on the run's
-    held-out rows. Results go to ``compare.json`` in the folder; each method's numbers for a seed
-    are kept as soon as they are there, each network when it is trained, and ``"resume"`` goes on
-    from there.
+    All networks have the same widths, rows, batches, optimizer and number of epochs, but for that
+    of ``covary train --loss likelihood``. What a method needs beyond that (a temperature, a
+    constant variance, a prior) is fitted on the run's held-out rows. Results go to ``compare.json``
+    in the folder; each method's numbers for a seed are kept as soon as they are there, each network
+    when it is trained, and ``"resume"`` goes on from there.
 
     Args:
         data: which data.
@@ -105,15 +104,8 @@ def compare(
             _make_folder(out, begun, existing)
         run = Run(out / f"seed-{seed}" / "mnn", data_dir=data_dir)
         train_run(work.config, work.dataset, run, say, display(), work.schema)
-        nets = TrainedNetworks(
-            run,
-            work.dataset,
-            settings,
-            covariance=covariance,
-            chosen=chosen,
-            say=say,
-            display=display,
-        )
+        beside = partial(TrainedNetworks, covariance=covariance, chosen=chosen)
+        nets = beside(run, work.dataset, settings, say=say, display=display)
         per_seed[seed] = {
             name: _measured(name, group, nets, work.ood, say) for name, group in work.groups.items()
         }
