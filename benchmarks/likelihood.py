@@ -2,8 +2,8 @@
 
     python -m benchmarks.likelihood [--sets sine yacht]
 
-One network as ``covary train`` makes it, with either loss, calibrated on its held-out rows and not;
-and ``MomentRegressor`` with either loss, and with the variance that emerges alone. Tables and
+One network as ``covary train`` makes it, with either loss, and on squared error with the
+epochs, batches and rate of the likelihood; calibrated on its held-out rows and not. And ``MomentRegressor`` with either loss, and with the variance that emerges alone. Tables and
 splits are those of ``benchmarks.tables_accuracy``, targets are raw, likelihoods in nats per row.
 Sets are kept in out/likelihood as soon as they are measured.
 """
@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ SETS = ("sine", "yacht", "boston", "energy", "concrete")
 SPLITS = 3
 # On the sine, what a network that is trained by the likelihood is promised to reach.
 LEAST_RANK, LEAST_LIKELIHOOD = 0.45, -0.1
+RowsOf = Callable[[Split, int], Iterator[tuple[str, dict[str, float]]]]
 ESTIMATORS: dict[str, dict[str, Any]] = {
     "regressor, mean": {},
     "regressor, likelihood": {"loss": "likelihood"},
@@ -51,8 +52,12 @@ def network_rows(rows: Split, seed: int) -> Iterator[tuple[str, dict[str, float]
     """One network by each loss, as ``covary train`` makes it of a table of these training rows."""
     x, y, x_test, y_test = (torch.tensor(part) for part in rows)
     whole = Dataset("table", "regression", x, y[:, None], x_test, y_test[:, None])
-    for loss in LOSSES:
-        config = resolve(DataConfig(name="table"), whole, Choices(loss=loss, seed=seed))
+    of_data = DataConfig(name="table")
+    chosen = {loss: Choices(loss=loss, seed=seed) for loss in LOSSES}
+    alike = vars(resolve(of_data, whole, chosen["likelihood"]).training)
+    chosen["mean, trained alike"] = Choices(loss="mean", **alike)
+    for loss, choices in chosen.items():
+        config = resolve(of_data, whole, choices)
         with tempfile.TemporaryDirectory() as folder:
             run = Run(folder)
             began = time.perf_counter()
@@ -84,15 +89,18 @@ def estimator_rows(rows: Split, seed: int) -> Iterator[tuple[str, dict[str, floa
 
 def measured(name: str) -> dict[str, dict[str, float]]:
     """By method, averages over the splits of a set."""
-    path = FOLDER / f"{name}.json"
+    return {
+        **_of("networks", network_rows, name),
+        **_of("estimators", estimator_rows, name),
+    }
+
+
+def _of(group: str, rows_of: RowsOf, name: str) -> dict[str, dict[str, float]]:
+    path = FOLDER / f"{name}-{group}.json"
     if not path.exists():
         every: dict[str, list[dict[str, float]]] = {}
         for split in range(SPLITS):
-            rows = split_of(name, split)
-            for method, numbers in (
-                *network_rows(rows, SEED + split),
-                *estimator_rows(rows, SEED + split),
-            ):
+            for method, numbers in rows_of(split_of(name, split), SEED + split):
                 every.setdefault(method, []).append(numbers)
                 shown = ", ".join(f"{key} {numbers[key]:.3f}" for key in (*METRICS, "fit_seconds"))
                 print(f"{name} {split} {method}: {shown}", flush=True)

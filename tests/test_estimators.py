@@ -449,7 +449,8 @@ def test_bad_parameters_are_refused(settings, message, two_targets):
 def test_the_likelihood_teaches_networks_where_noise_is():
     """Their own variance, not what residuals have shown: larger where noise is."""
     x, y = sine(600, 0)
-    model = MomentRegressor("quick", loss="likelihood", random_state=0).fit(x, y)
+    model = MomentRegressor("quick", loss="likelihood", variance="emergent", random_state=0)
+    model.fit(x, y)
     inner = np.linspace(-2.5, 2.5, 100)[:, None]
     with torch.no_grad():
         std = model.network_(torch.tensor(inner)).stddev[:, 0].numpy()
