@@ -2,10 +2,11 @@
 
     python -m benchmarks.likelihood [--sets sine yacht]
 
-One network as ``covary train`` makes it, with either loss, and on squared error with the
-epochs, batches and rate of the likelihood; calibrated on its held-out rows and not. And ``MomentRegressor`` with either loss, and with the variance that emerges alone. Tables and
-splits are those of ``benchmarks.tables_accuracy``, targets are raw, likelihoods in nats per row.
-Sets are kept in out/likelihood as soon as they are measured.
+One network as ``covary train`` makes it, with either loss, and on squared error with the epochs,
+batches and rate of the likelihood; calibrated on its held-out rows and not. And ``MomentRegressor``
+with either loss, and with the variance that emerges alone. Tables and splits are those of
+``benchmarks.tables_accuracy``, targets are raw, likelihoods in nats per row. Sets are kept in
+out/likelihood as soon as they are measured.
 """
 
 from __future__ import annotations
@@ -89,13 +90,11 @@ def estimator_rows(rows: Split, seed: int) -> Iterator[tuple[str, dict[str, floa
 
 def measured(name: str) -> dict[str, dict[str, float]]:
     """By method, averages over the splits of a set."""
-    return {
-        **_of("networks", network_rows, name),
-        **_of("estimators", estimator_rows, name),
-    }
+    return averages("networks", network_rows, name) | averages("estimators", estimator_rows, name)
 
 
-def _of(group: str, rows_of: RowsOf, name: str) -> dict[str, dict[str, float]]:
+def averages(group: str, rows_of: RowsOf, name: str) -> dict[str, dict[str, float]]:
+    """Those of a group of methods, found in their file or measured and written there."""
     path = FOLDER / f"{name}-{group}.json"
     if not path.exists():
         every: dict[str, list[dict[str, float]]] = {}
