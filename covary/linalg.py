@@ -260,7 +260,9 @@ def is_plain(*values: Tensor) -> bool:
 
 def may_have_gradients(value: Tensor) -> bool:
     """Whether gradients may flow through a value: within vmap, where it cannot be asked, too."""
-    return value.requires_grad or is_functorch_wrapped_tensor(value)
+    if value.requires_grad or torch.compiler.is_compiling():
+        return value.requires_grad
+    return is_functorch_wrapped_tensor(value)
 
 
 def is_finite(x: Tensor) -> bool:
