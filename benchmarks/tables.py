@@ -9,6 +9,7 @@ replaced. A test fails when a page and the stored results differ.
 from __future__ import annotations
 
 import re
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -361,6 +362,19 @@ def tables_accuracy(quantity: str, digits: int) -> str:
     )
 
 
+def likelihood() -> str:
+    """Log-likelihood and rank correlation by set, of networks and ensembles of either loss."""
+    sets = load("likelihood")["sets"]
+    methods = list(next(iter(sets.values())))
+    rows = []
+    for method in methods:
+        every = [found[method] for found in sets.values()]
+        cells = [f"{row['log_likelihood']:.2f}, {row['spearman_error']:.2f}" for row in every]
+        seconds = statistics.fmean(row["fit_seconds"] for row in every)
+        rows.append([method, *cells, f"{seconds:.0f}"])
+    return markdown(["", *sets, "seconds"], rows)
+
+
 def tables_far() -> str:
     """How many times as large error bars are off the data, beside those of a Gaussian process."""
     sets = load("tables_far")["sets"]
@@ -649,6 +663,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tables crps": lambda: tables_accuracy("crps", 3),
     "tables coverage": lambda: tables_accuracy("coverage_90", 3),
     "tables far": tables_far,
+    "likelihood": likelihood,
     "tables speed": tables_speed,
     "tables rank": lambda: tables_accuracy("spearman_error", 2),
     "tables seconds": lambda: tables_accuracy("fit_seconds", 1),

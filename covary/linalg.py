@@ -258,6 +258,13 @@ def is_plain(*values: Tensor) -> bool:
     return not any(map(is_functorch_wrapped_tensor, values))
 
 
+def may_have_gradients(value: Tensor) -> bool:
+    """Whether gradients may flow through a value: within vmap, where it cannot be asked, too."""
+    if value.requires_grad or torch.compiler.is_compiling():
+        return value.requires_grad
+    return is_functorch_wrapped_tensor(value)
+
+
 def is_finite(x: Tensor) -> bool:
     """Whether there is neither NaN nor infinity in x."""
     # Both survive a sum, which takes one pass over memory; large numbers may overflow in it.

@@ -211,6 +211,8 @@ def test_dry_run_prints_the_whole_configuration_and_does_nothing(tmp_path):
         (["train", "t.csv", "--target", "y", "--missing", "maybe"], "error, mean, drop"),
         (["train", "t.csv"], "--target NAME"),
         (["train", "digits", "--precision", "8"], "32-true"),
+        (["train", "digits", "--loss", "likelihood"], "and this is a classification"),
+        (["train", "digits", "--loss", "nll"], "mean, likelihood"),
         (["train", "digits", "--resume", "--overwrite"], "choose one"),
         (["data", "fetch", "nope"], "no data set"),
         (["train"], "Missing argument"),

@@ -77,7 +77,8 @@ def untrained(monkeypatch):
     def fail(*_args: Any, **_kwargs: Any) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(trained_networks, "fit", fail)
+    for name in ("fit", "train"):
+        monkeypatch.setattr(trained_networks, name, fail)
 
 
 def again(out: Path, data: str = "digits", **more: Any) -> Comparison:
@@ -349,7 +350,7 @@ def test_overwriting_leaves_what_is_not_its_own(classified, tmp_path):
 
 
 def test_what_cannot_be_done_is_said_before_training(tmp_path, monkeypatch):
-    monkeypatch.setattr(comparing, "train", lambda *_, **__: pytest.fail("trained"))
+    monkeypatch.setattr(trained_networks, "train", lambda *_, **__: pytest.fail("trained"))
     with pytest.raises(DataError, match="no data set 'digit'"):
         again(tmp_path / "a", ood=("digit",))
     with pytest.raises(ValueError, match="Unknown schedule 'slow'"):
@@ -391,6 +392,16 @@ def test_regression_on_the_scale_of_the_target(regressed):
     assert rows["MC dropout"]["coverage_90"] != rows["MC dropout, calibrated"]["coverage_90"]
     # Of one variance for all, there is no order.
     assert rows["plain, constant variance"]["spearman_error"].mean is None
+
+
+def test_the_network_of_the_likelihood_is_that_of_covary_train(regressed):
+    """An ordinary run, with the noise and training of that command and the widths of the other."""
+    out, _ = regressed
+    own, other = Run(out / "seed-0" / "smsc-0").config, Run(out / "seed-0" / "mnn").config
+    assert (own.loss, other.loss) == ("likelihood", "mean")
+    assert own.model.hidden == other.model.hidden
+    assert own.model.noise[0] == 0
+    assert own.training.schedule == "one-cycle"
 
 
 def test_regression_numbers_by_hand():

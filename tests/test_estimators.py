@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import spearmanr
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, make_regression
 from sklearn.exceptions import NotFittedError
@@ -34,6 +35,9 @@ TINY: dict[str, Any] = {
 CHECKED = [
     MomentRegressor(**TINY, distribution="normal"),
     MomentRegressor(**TINY | {"members": 2}, variance="emergent", distribution="student"),
+    MomentRegressor(
+        **TINY | {"weight_decay": 0.0, "epochs": 60}, loss="likelihood", distribution="normal"
+    ),
     MomentClassifier(**TINY | {"epochs": 25}),
 ]
 SMALL: dict[str, Any] = {
@@ -500,6 +504,9 @@ def test_conformal_intervals_cover():
     [
         ({"effort": "huge"}, "effort must be one of quick, default, thorough"),
         ({"variance": "none"}, "variance must be one of learned, emergent"),
+        ({"loss": "nll"}, "loss must be one of mean, likelihood"),
+        ({"loss": "likelihood", "noise": 0}, "needs noise"),
+        ({"loss": "likelihood", "covariance": "shared"}, "a covariance for each row"),
         ({"distribution": "gauss"}, "distribution must be auto or one of normal"),
         ({"noise": "auto"}, "noise must be a number >= 0, or several"),
         ({"noise": ()}, "noise must be a number >= 0, or several"),
@@ -593,6 +600,30 @@ def test_other_threads_and_processes_show_no_progress(monkeypatch):
         assert pool.submit(base._progress, "auto").result() is None
     monkeypatch.setattr(base, "parent_process", lambda: "the one that started this")
     assert base._progress("auto") is None
+
+
+def test_the_likelihood_teaches_networks_where_noise_is():
+    """Their own variance, not what residuals have shown: larger where noise is."""
+    x, y = sine(600, 0)
+    model = MomentRegressor("quick", loss="likelihood", variance="emergent", random_state=0)
+    model.fit(x, y)
+    inner = np.linspace(-2.5, 2.5, 100)[:, None]
+    with torch.no_grad():
+        std = model.network_(torch.tensor(inner)).stddev[:, 0].numpy()
+    left, right = inner[:, 0] < -0.3, inner[:, 0] > 0.3
+    assert std[right].mean() > 1.4 * std[left].mean()
+    assert model.variance_parts_["emergent"].share > 0.2
+    test_x, test_y = sine(600, 1)
+    mean, std = model.predict(test_x, return_std=True)
+    assert spearmanr(std, np.abs(test_y - mean)).statistic > 0.35
+
+
+def test_the_likelihood_of_two_targets(two_targets):
+    x, y = two_targets
+    model = MomentRegressor(**SMALL, loss="likelihood", epochs=3).fit(x, y)
+    _, cov = model.predict(x[:5], return_cov=True)
+    assert cov.shape == (5, 2, 2)
+    assert (np.linalg.eigvalsh(cov) > 0).all()
 
 
 def test_bad_data_are_refused(regressor):

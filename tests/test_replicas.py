@@ -14,6 +14,7 @@ from covary import covariance
 from covary.nn.fidelity import Fidelity, FidelityRow
 from covary.training import (
     ClassificationLoss,
+    GaussianLikelihood,
     RegressionLoss,
     TensorBatches,
     TrainingConfig,
@@ -89,6 +90,24 @@ def test_a_replica_gives_the_moments_of_its_network(covariance):
         torch.testing.assert_close(out.variance[index], alone.variance)
         if NOISES[index]:
             torch.testing.assert_close(out.entropy()[index], alone.entropy())
+
+
+@pytest.mark.parametrize("covariance", covariance.names())
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.filterwarnings("ignore::covary.nn.fidelity.TrackingWarning")
+def test_the_likelihood_reaches_weights_through_the_covariance_of_replicas(covariance, outputs):
+    nets = networks(outputs=outputs, covariance=covariance)[1:]
+    x, y = torch.randn(7, len(nets), FEATURES), torch.randn(7, len(nets), outputs)
+    together = ReplicaLoss([GaussianLikelihood(net) for net in nets])
+    for _ in range(8):  # more than there are before steps are recorded
+        together.zero_grad()
+        together(x, y)[0].backward()
+    for index, net in enumerate(nets):
+        GaussianLikelihood(net)(x[:, index], y[:, index])[0].backward()
+        found = together.replicas.stacked.net
+        for name, parameter in net.named_parameters():
+            same = found.get_parameter(name).grad[index]
+            torch.testing.assert_close(same, parameter.grad, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore::covary.nn.fidelity.TrackingWarning")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 
 import covary
@@ -507,3 +508,41 @@ def test_what_cannot_be_built_replaces_nothing(tmp_path):
     with pytest.raises((ValueError, RuntimeError)):
         train(config, dataset, run, existing="overwrite")
     assert _files(run) == before
+
+
+def noisy_sine(n: int) -> Dataset:
+    """Noise of 0.1 on the left and of 0.5 on the right."""
+    random = np.random.default_rng(0)
+    x = random.uniform(-3, 3, (2 * n, 1))
+    noise = np.where(x < 0, 0.1, 0.5) * random.standard_normal((2 * n, 1))
+    inputs, y = torch.tensor(x), torch.tensor(np.sin(2 * x) + noise)
+    parts = inputs[:n], y[:n], inputs[n:], y[n:]
+    return Dataset("sine", "regression", *parts, targets=("y",))
+
+
+def test_the_likelihood_teaches_a_run_where_noise_is(tmp_path):
+    dataset = noisy_sine(600)
+    config = resolve(DataConfig(name="sine"), dataset, Choices(loss="likelihood"))
+    run = Run(tmp_path / "sine")
+    train(config, dataset, run)
+    assert run.config == config
+    with torch.no_grad():
+        out = covary.with_covariance(run.network(), "full")(dataset.x_test)
+    error = (out.mean - dataset.y_test).abs().numpy()[:, 0]
+    assert spearmanr(out.stddev.numpy()[:, 0], error).statistic > 0.35
+    loss = -out.distribution().log_prob(dataset.y_test).mean()
+    assert loss < 0.35, "of one variance for all it is 0.47 at least"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        ({"covariance": "shared"}, "a covariance for each sample"),
+        ({"noise": (0.0,)}, "needs noise in the network"),
+        ({"loss": "nll"}, "known are mean, likelihood"),
+    ],
+)
+def test_likelihoods_that_cannot_be_trained_are_refused(chosen, words):
+    chosen = Choices(**{"loss": "likelihood", **chosen})
+    with pytest.raises(ValueError, match=words):
+        resolve(DataConfig(name="sine"), noisy_sine(20), chosen)

@@ -52,6 +52,7 @@ def train(
 
     - `covary train mnist --activation relu --epochs 5 --out runs/mnist`
     - `covary train houses.csv --target price`
+    - `covary train houses.csv --target price --loss likelihood`
     - `covary train yacht --split 3 --noise 0.3,0 --epochs 200`
     - `covary train fashion-mnist --trunk lenet --epochs 20`
     - `covary train fashion-mnist --trunk-from runs/fashion --activation heaviside --epochs 5`

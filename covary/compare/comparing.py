@@ -26,7 +26,7 @@ from covary.compare.comparison import (
 )
 from covary.compare.groups import Group, TableGroup, groups, missing
 from covary.compare.methods import BATCH, CLASSIFICATION, REGRESSION, Method, TableMethod, rows_of
-from covary.compare.trained_networks import KINDS, TrainedNetworks
+from covary.compare.trained_networks import KINDS, TrainedNetworks, train_run
 from covary.data import Dataset, Schema
 from covary.moments import mean_of
 from covary.runs import costs
@@ -35,7 +35,7 @@ from covary.runs.directory import Run, RunError, environment
 from covary.runs.records import Stored
 from covary.runs.samples import load_data, ood_sets, validation_rows
 from covary.runs.tracking import quietly
-from covary.runs.training import Existing, resolve, train
+from covary.runs.training import Existing, resolve
 from covary.training import Display, Silent
 from covary.training.config import make_optimizer
 
@@ -67,10 +67,11 @@ def compare(
 ) -> Comparison:
     """Train a moment neural network and what it is compared with, and measure them alike.
 
-    All networks have the same widths, rows, batches, optimizer and number of epochs. What a method
-    needs beyond that (a temperature, a constant variance, a prior) is fitted on the run's held-out
-    rows. Results go to ``compare.json`` in the folder; each method's numbers for a seed are kept as
-    soon as they are there, each network when it is trained, and ``"resume"`` goes on from there.
+    All networks have the same widths, rows, batches, optimizer and number of epochs, but for that
+    of ``covary train --loss likelihood``. What a method needs beyond that (a temperature, a
+    constant variance, a prior) is fitted on the run's held-out rows. Results go to ``compare.json``
+    in the folder; each method's numbers for a seed are kept as soon as they are there, each network
+    when it is trained, and ``"resume"`` goes on from there.
 
     Args:
         data: which data.
@@ -102,10 +103,9 @@ def compare(
             begun = Begun(data=data, chosen=chosen, **vars(settings))
             _make_folder(out, begun, existing)
         run = Run(out / f"seed-{seed}" / "mnn", data_dir=data_dir)
-        _train(work, run, say, display())
-        nets = TrainedNetworks(
-            run, work.dataset, settings, covariance=covariance, say=say, display=display
-        )
+        train_run(work.config, work.dataset, run, say, display(), work.schema)
+        beside = partial(TrainedNetworks, covariance=covariance, chosen=chosen)
+        nets = beside(run, work.dataset, settings, say=say, display=display)
         per_seed[seed] = {
             name: _measured(name, group, nets, work.ood, say) for name, group in work.groups.items()
         }
@@ -175,17 +175,6 @@ def _prepared(
         )
     plain = {name: mean_of(x) for name, x in others.items()}
     return _Work(config, dataset, schema, wanted, plain, (*dataset.notes, *news, *lacking.values()))
-
-
-def _train(work: _Work, run: Run, say: Say, display: Display) -> None:
-    """Train the moment neural network of a seed, or what is left of its training."""
-    if run.model_path.exists():
-        if run.config == work.config:
-            return  # nothing of it is touched
-    else:
-        say(f"seed {work.config.training.seed}: training mnn")
-    existing: Existing = "resume" if run.exists() else "refuse"
-    train(work.config, work.dataset, run, schema=work.schema, existing=existing, display=display)
 
 
 def _make_folder(folder: Path, begun: Begun, existing: Existing) -> None:
@@ -307,11 +296,12 @@ def _costs(path: Path, wanted: Groups, nets: TrainedNetworks, say: Say) -> Costs
         inference = costs.fastest(passes, range(_ROUNDS))
     kinds = {group.trains for group in wanted.values() if isinstance(group, Group)} | {"plain"}
     steps = costs.fastest({kind: _step(kind, nets) for kind in sorted(kinds)}, range(_ROUNDS))
+    seconds = {kind: each * nets.steps(kind) for kind, each in steps.items()}
     return Costs(
         batch=len(batch),
         threads=torch.get_num_threads(),
         training={
-            name: group.networks(nets) * steps[group.trains] / steps["plain"]
+            name: group.networks(nets) * seconds[group.trains] / seconds["plain"]
             if isinstance(group, Group)
             else group.seconds(nets) / nets.seconds("plain")
             for name, group in wanted.items()
@@ -323,11 +313,10 @@ def _costs(path: Path, wanted: Groups, nets: TrainedNetworks, say: Say) -> Costs
 
 def _step(kind: str, nets: TrainedNetworks) -> Callable[[], object]:
     """A training step of a kind of network, on one batch."""
-    config = nets.config
-    net = config.model.build() if kind == "mnn" else nets.build(kind)
-    objective = nets.objective(kind, net).to(nets.device).train()
-    optimizer = make_optimizer(config.training, objective)
-    size = config.training.batch_size
+    how = nets.config_of(kind).training
+    objective = nets.objective(kind, nets.build(kind)).to(nets.device).train()
+    optimizer = make_optimizer(how, objective)
+    size = how.batch_size
     x, y = nets.x[:size].to(nets.device), nets.y[:size].to(nets.device)
 
     def step() -> None:

@@ -309,8 +309,9 @@ _GROUPS = {
         ),
         "smsc": Group(
             "smsc", "MNN, SMSC",
-            "Moment neural network, mean and covariance trained by their likelihood.",
-            by_targets, lambda nets: nets.network("smsc"),
+            "Moment neural network, mean and covariance trained by their likelihood (covary train "
+            "--loss likelihood).",
+            by_targets, TrainedNetworks.likelihood_network,
         ),
         "laplace": Group(
             "plain", "last-layer Laplace",

@@ -17,24 +17,25 @@ from covary.compare.comparison import CompareConfig
 from covary.compare.networks import with_variance_head
 from covary.compare.table_models import TABLE_MODELS
 from covary.covariance import class_name
-from covary.data import Dataset
+from covary.data import Dataset, Schema
 from covary.files import read_json, read_tensors, write_json
 from covary.models import has_slope, plain, with_covariance
+from covary.runs.config import Choices, RunConfig
 from covary.runs.directory import Run, RunError
 from covary.runs.records import to_json
 from covary.runs.results import TrackedFidelity
 from covary.runs.samples import validation_rows
 from covary.runs.tracking import known_or_measured
+from covary.runs.training import Existing, objective_of, resolve, train
 from covary.training import (
     Checkpoint,
-    ClassificationLoss,
     Display,
     GaussianLikelihood,
     MetricsLog,
-    RegressionLoss,
     TensorBatches,
     fit,
 )
+from covary.training.batches import count
 from covary.training.checkpoint import load_weights
 from covary.training.log import read
 
@@ -48,12 +49,32 @@ def member_seed(seed: int, member: int) -> int:
     return int(np.random.SeedSequence((seed, member)).generate_state(1)[0])
 
 
+def train_run(
+    config: RunConfig,
+    dataset: Dataset,
+    run: Run,
+    say: Callable[[str], None],
+    display: Display,
+    schema: Schema | None = None,
+) -> None:
+    """Train a moment neural network, or what is left of its training."""
+    if run.model_path.exists():
+        if run.config == config:
+            return  # nothing of it is touched
+    else:
+        say(f"seed {config.training.seed}: training {run.path.name}")
+    existing: Existing = "resume" if run.exists() else "refuse"
+    train(config, dataset, run, schema=schema, existing=existing, display=display)
+
+
 class TrainedNetworks:
     """Trains what methods ask for, once, in folders beside that of a run.
 
     All have the widths, rows, batches, budget and optimizer of the run, a trained moment neural
-    network, whose own covariance is stored as ``covariance`` says. Networks of one seed and kind
-    begin with the same weights as the run.
+    network, whose own covariance is stored as ``covariance`` says; but one that is trained by the
+    likelihood (``"smsc"``) has noise and training of ``covary train --loss likelihood``, where
+    nothing else was ``chosen``. Networks of one seed and kind begin with the same weights as the
+    run.
     """
 
     def __init__(
@@ -63,6 +84,7 @@ class TrainedNetworks:
         settings: CompareConfig,
         *,
         covariance: str,
+        chosen: Choices | None = None,
         say: Callable[[str], None],
         display: Callable[[], Display],
     ) -> None:
@@ -70,7 +92,7 @@ class TrainedNetworks:
         self.config, self.covariance = run.config, covariance
         self.fidelity: TrackedFidelity | None = None
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._say, self._display = say, display
+        self._say, self._display, self._chosen = say, display, chosen or Choices()
         self._models: dict[str, tuple[list[Any], float]] = {}
         self.notes: list[str] = []
         held_out, rows = validation_rows(len(dataset.x), self.config)
@@ -106,6 +128,32 @@ class TrainedNetworks:
         named, row = known.named(asked), known.used(asked)
         self.fidelity = TrackedFidelity(named, row.rank, row.error)
         return with_covariance(net, named).eval()
+
+    def likelihood_network(self) -> nn.Sequential:
+        """The moment network whose covariance is trained too, with one for each sample."""
+        run = Run(self.folder("smsc", 0))
+        train_run(self.config_of("smsc"), self.dataset, run, self._say, self._display())
+        return with_covariance(run.network(), "full").to(self.device).eval()
+
+    def config_of(self, kind: str) -> RunConfig:
+        """How a kind of network is trained."""
+        if kind != "smsc":
+            return self.config
+        model = self.config.model
+        own = Choices(
+            loss="likelihood",
+            hidden=model.hidden,
+            activation=model.activation,
+            seed=self.config.training.seed,
+        )
+        noise = self._chosen.noise if any(self._chosen.noise or ()) else None
+        chosen = replace(self._chosen, covariance=None, noise=noise) | own
+        return resolve(self.config.data, self.dataset, chosen)
+
+    def steps(self, kind: str) -> int:
+        """How many steps the training of a kind of network has."""
+        how = self.config_of(kind).training
+        return how.epochs * count(len(self.x), how.batch_size)
 
     def network(self, kind: str, member: int = 0) -> nn.Sequential:
         """A trained network of this kind, in evaluation mode."""
@@ -151,6 +199,8 @@ class TrainedNetworks:
 
     def build(self, kind: str, member: int = 0) -> nn.Sequential:
         """A network of this kind before training."""
+        if kind in ("mnn", "smsc"):
+            return self.config_of(kind).model.build()
         torch.manual_seed(member_seed(self.config.training.seed, member))
         fresh = self.config.model.build()
         scales = {
@@ -159,8 +209,6 @@ class TrainedNetworks:
             if name.startswith(("standardize.", "rescale."))
         }
         fresh.load_state_dict(scales, strict=False)
-        if kind == "smsc":
-            return with_covariance(fresh, "full")
         dropout = self.settings.dropout if kind == "dropout" else self.config.model.dropout
         net = plain(fresh, dropout=dropout, activation=None if has_slope(fresh) else "relu")
         assert isinstance(net, nn.Sequential)  # as the builder made it
@@ -168,9 +216,11 @@ class TrainedNetworks:
 
     def objective(self, kind: str, net: nn.Module) -> nn.Module:
         """What a network of this kind minimises."""
-        if kind in ("gaussian", "smsc"):
-            return GaussianLikelihood(net)
-        return ClassificationLoss(net) if self.classify else RegressionLoss(net)
+        return (
+            GaussianLikelihood(net)
+            if kind == "gaussian"
+            else objective_of(net, self.config_of(kind))
+        )
 
     def _train(self, net: nn.Sequential, folder: Run, kind: str, member: int) -> None:
         from lightning_fabric import Fabric

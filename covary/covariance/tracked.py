@@ -174,8 +174,8 @@ class Tracked(Covariance):
     def dense(self) -> Tensor:
         # Variance, entropy and covariance are often wanted together, and one sweep gives them all.
         known: Tensor | None = self.__dict__.get("_known")
-        wants_grad = torch.is_grad_enabled() and self.estimate.requires_grad
-        if known is None or (wants_grad and not known.requires_grad):
+        wants_grad = torch.is_grad_enabled() and linalg.may_have_gradients(self.estimate)
+        if known is None or (wants_grad and not linalg.may_have_gradients(known)):
             with self._looking():
                 known = self._formed(slice(None)).dense()
             if not torch.compiler.is_compiling():
@@ -281,7 +281,7 @@ class Tracked(Covariance):
     @contextmanager
     def _looking(self, *rows: Tensor) -> Iterator[None]:
         """Sweep in full precision, and with gradients if there are any to follow."""
-        has_grad = any(value.requires_grad for value in (self.estimate, *rows))
+        has_grad = any(map(linalg.may_have_gradients, (self.estimate, *rows)))
         with (
             torch.set_grad_enabled(torch.is_grad_enabled() and has_grad),
             without_autocast(self.estimate.device),

@@ -95,10 +95,10 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         effort: str = "default",
         *,
         hidden: Sequence[int] = (64, 64),
-        activation: str | MomentActivation = "gelu",
-        noise: float | Sequence[float] = 0.1,
+        activation: str | MomentActivation | None = "gelu",
+        noise: float | Sequence[float] | None = 0.1,
         weight_decay: float | Sequence[float] | None = None,
-        covariance: str = "shared",
+        covariance: str | None = "shared",
         folds: int | None = None,
         members: int | None = None,
         epochs: int | None = None,
@@ -135,7 +135,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         seed, split_seed = (int(number) for number in random.randint(2**31 - 1, size=2))
         folds = cross_validation(len(x), min(effort.folds, len(x)), split_seed, strata)
         task = TrainingTable(x, y, std, outputs, seed)
-        noises = self._several("noise", self.noise)
+        noises = self._noises()
         trained = train(
             task,
             self._architecture(),
@@ -152,11 +152,17 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         self.novelty_ = Novelty.fit(self.network_.standardize(x))
         return trained, task
 
+    def _activation(self) -> str | MomentActivation:
+        return self.activation or "gelu"
+
+    def _noises(self) -> tuple[float, ...]:
+        return self._several("noise", self.noise)
+
     def _architecture(self) -> Architecture:
         return Architecture(
             hidden=tuple(int(width) for width in self.hidden),
-            activation=self.activation,
-            covariance=self.covariance,
+            activation=self._activation(),
+            covariance=self.covariance or "shared",
             objective=self._objective,
         )
 
@@ -181,10 +187,11 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _checked_effort(self) -> Effort:
         """The effort, with what is given in place of its own choices."""
-        if activations.get(self.activation).neuron is not None:
+        activation = self._activation()
+        if activations.get(activation).neuron is not None:
             raise ValueError(
                 "Estimators give noise on the scale of standardised inputs, which spiking "
-                f"neurons ({self.activation}) do not fire by. Train them with covary.mlp(..., "
+                f"neurons ({activation}) do not fire by. Train them with covary.mlp(..., "
                 "activation='lif', batch_norm=True) or covary train --activation lif."
             )
         if self.effort not in EFFORTS:

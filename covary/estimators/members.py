@@ -72,12 +72,14 @@ class Architecture:
         activation: of all hidden layers.
         covariance: how covariances are stored in training.
         objective: the loss of a network of standardised data.
+        has_noisy_inputs: whether noise is on the inputs too, or before activations alone.
     """
 
     hidden: tuple[int, ...]
     activation: str | MomentActivation
     covariance: str
     objective: Callable[[nn.Module], nn.Module]
+    has_noisy_inputs: bool = True
 
     def network(self, inputs: int, outputs: int, noise: float, seed: int) -> nn.Module:
         """The same initial weights for every noise, so that noise makes the difference."""
@@ -86,7 +88,7 @@ class Architecture:
             return mlp(
                 [inputs, *self.hidden, outputs],
                 activation=self.activation,
-                noise=noise,
+                noise=[noise * self.has_noisy_inputs, *[noise] * len(self.hidden)],
                 covariance=self.covariance,
             )
 

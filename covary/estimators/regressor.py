@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any, cast
 
@@ -16,12 +17,12 @@ from torch import Tensor
 from covary.activations import MomentActivation
 from covary.budget import Budget
 from covary.covariance import Full
-from covary.estimators.base import Floats, MomentEstimator
+from covary.estimators.base import Effort, Floats, MomentEstimator
 from covary.estimators.data import level_of_user
-from covary.estimators.members import Outputs, TrainedMembers, TrainingTable
+from covary.estimators.members import Architecture, Outputs, TrainedMembers, TrainingTable
 from covary.estimators.neighbours import MOST_REFERENCES, Local, Neighbours, shares
 from covary.moments import Moments
-from covary.training import RegressionLoss
+from covary.training import GaussianLikelihood, RegressionLoss, TrainingConfig
 from covary.uncertainty.predictive import Predictive
 from covary.uncertainty.residuals import (
     FAMILIES,
@@ -36,6 +37,10 @@ from covary.uncertainty.residuals import (
 )
 
 VARIANCES = ("learned", "emergent")
+LOSSES = ("mean", "likelihood")
+# Of the likelihood. Weight decay would make variances small, as they come through weights. To learn
+# a variance takes more steps than to learn a mean, but many epochs learn the rows by heart.
+_LIKELIHOOD_NOISE, _LIKELIHOOD_STEPS, _LIKELIHOOD_EPOCHS = 0.2, 2, 80
 # Parts of a variance that are less than this on average are said to be thrown away.
 _LEAST_SHARE = 0.01
 
@@ -43,16 +48,18 @@ _LEAST_SHARE = 0.01
 class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
     """Regression with a distribution for each row, of one target or several.
 
-    Networks are trained on squared error alone (SMUC). The variance of a prediction adds what
-    emerges within the networks, how much they differ, and a learned function of the inputs, all
-    fitted to residuals of rows that the networks have not seen; far from the training data it
-    grows with the distance (docs/table.md).
+    Networks are trained on squared error alone (SMUC), or by the likelihood (SMSC). The variance of
+    a prediction adds what emerges within the networks, how much they differ, and a learned function
+    of the inputs, all fitted to residuals of rows that the networks have not seen; far from the
+    training data it grows with the distance (docs/table.md).
 
     Args:
         effort: ``"quick"``, ``"default"`` or ``"thorough"``: how much is trained
             (``covary.estimators.EFFORTS``); single choices are made by the other arguments.
         variance: ``"learned"``, or ``"emergent"`` for the variance that emerges in the networks
             alone, times one number and plus another, both fitted to the same residuals.
+        loss: of each network: ``"mean"``, the squared error of its mean; or ``"likelihood"``, the
+            Gaussian one of the targets, which trains the covariance that emerges too (SMSC).
         distribution: ``"normal"``, ``"student"``, ``"mixture"`` (of several modes), or ``"auto"``
             for that under which held-out rows are likeliest. Of fewer than 40 rows there is no
             mixture, of fewer than 10 it is normal.
@@ -61,14 +68,18 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
             sees them; 0 for networks alone. With ``variance="emergent"`` there are none.
         hidden: units of each hidden layer.
         activation: of all hidden layers: a name of ``covary.activations.names()``, or a
-            ``MomentActivation``.
+            ``MomentActivation``. None is ``"gelu"``; with the loss ``"likelihood"`` it is
+            ``"relu"``, whose variances have the quickest gradients.
         noise: the standard deviation sigma of the noise on the inputs and before each activation,
-            in standard deviations of the inputs' columns; or several, which are weighted.
+            in standard deviations of the inputs' columns; or several, which are weighted. None is
+            0.1. With the loss ``"likelihood"`` it is not on the inputs, and None is 0.2.
         weight_decay: how strongly weights are pulled to zero, per step, times ``lr``; or several,
-            which are weighted by held-out rows.
+            which are weighted by held-out rows. None is what ``effort`` says; with the loss
+            ``"likelihood"`` it is 0.
         covariance: how covariances are stored in training: ``"shared"`` (one for each mini-batch,
-            which is fastest), ``"tracked"``, ``"full"`` or ``"diagonal"``. Predictions have one for
-            each row, diagonal if that was chosen and full if not.
+            which is fastest), ``"tracked"``, ``"full"`` or ``"diagonal"``. None is ``"shared"``;
+            with the loss ``"likelihood"``, which needs one for each row, it is ``"tracked"``.
+            Predictions have one for each row, diagonal if that was chosen and full if not.
         folds: of the cross-validation.
         members: networks for each fold.
         epochs: passes over the training data.
@@ -111,13 +122,14 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         effort: str = "default",
         *,
         variance: str = "learned",
+        loss: str = "mean",
         distribution: str = "auto",
         neighbours: int = 16,
         hidden: Sequence[int] = (64, 64),
-        activation: str | MomentActivation = "gelu",
-        noise: float | Sequence[float] = 0.1,
+        activation: str | MomentActivation | None = None,
+        noise: float | Sequence[float] | None = None,
         weight_decay: float | Sequence[float] | None = None,
-        covariance: str = "shared",
+        covariance: str | None = None,
         folds: int | None = None,
         members: int | None = None,
         epochs: int | None = None,
@@ -135,6 +147,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
             random_state=random_state, verbose=verbose,
         )  # fmt: skip
         self.variance, self.distribution, self.neighbours = variance, distribution, neighbours
+        self.loss = loss
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -145,6 +158,40 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
     def _loss(mean: Tensor, y: Tensor) -> Tensor:
         return (mean - y).square().mean()
 
+    def _activation(self) -> str | MomentActivation:
+        return self.activation or ("relu" if self.loss == "likelihood" else "gelu")
+
+    def _noises(self) -> tuple[float, ...]:
+        usual = _LIKELIHOOD_NOISE if self.loss == "likelihood" else 0.1
+        noises = self._several("noise", usual if self.noise is None else self.noise)
+        if self.loss == "likelihood" and 0 in noises:
+            raise ValueError(
+                "loss='likelihood' needs noise, of which variances are made: choose noise > 0."
+            )
+        return noises
+
+    def _architecture(self) -> Architecture:
+        usual = super()._architecture()
+        if self.loss == "mean":
+            return usual
+        covariance = self.covariance or "tracked"
+        return replace(
+            usual, covariance=covariance, objective=GaussianLikelihood, has_noisy_inputs=False
+        )
+
+    def _checked_effort(self) -> Effort:
+        effort = super()._checked_effort()
+        if self.loss == "mean":
+            return effort
+        decays = (0.0,) if self.weight_decay is None else effort.weight_decays
+        return replace(effort, weight_decays=decays, steps=_LIKELIHOOD_STEPS * effort.steps)
+
+    def _config(self, rows: int, effort: Effort, seed: int) -> TrainingConfig:
+        config = super()._config(rows, effort, seed)
+        if self.loss == "mean" or self.epochs is not None:
+            return config
+        return replace(config, epochs=min(config.epochs, _LIKELIHOOD_EPOCHS))
+
     def fit(self, X: ArrayLike, y: ArrayLike, *, X_std: ArrayLike | None = None) -> MomentRegressor:
         """Train on inputs (n, d) and targets (n,) or (n, t).
 
@@ -152,9 +199,15 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         units. With ``covariance="shared"`` they are averaged over a mini-batch in training; choose
         ``"full"`` where rows differ much.
         """
-        if self.variance not in VARIANCES:
+        for name, known in (("variance", VARIANCES), ("loss", LOSSES)):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}."
+                )
+        if self.loss == "likelihood" and self.covariance == "shared":
             raise ValueError(
-                f"variance must be one of {', '.join(VARIANCES)}, got {self.variance!r}."
+                "loss='likelihood' needs a covariance for each row, and covariance='shared' is one "
+                "for each mini-batch: choose 'full', 'tracked' or 'diagonal'."
             )
         if self.distribution not in ("auto", *FAMILIES):
             raise ValueError(

@@ -29,6 +29,7 @@ PER_SAMPLE = ("full", "tracked", "diagonal")
 PER_SAMPLE_HELP = (
     "full, tracked, diagonal, or tracked:N, with exact variances in layers of up to N units"
 )
+LOSSES = ("mean", "likelihood")
 PRECISIONS = ("32-true", "64-true", "16-mixed", "bf16-mixed")
 
 
@@ -221,12 +222,35 @@ class RunConfig:
     data: DataConfig
     model: ModelConfig
     training: TrainingConfig
+    loss: str = _training(
+        "mean",
+        "mean: squared error, or cross-entropy, of the mean alone. likelihood: the Gaussian one of "
+        "the targets, which trains the covariance too.",
+        show_default="mean",
+    )
     precision: str = _devices(
         "32-true", f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}; moments keep 32 bits."
     )
 
     def __post_init__(self) -> None:
         _check_choice("precision", self.precision, PRECISIONS)
+        _check_choice("loss", self.loss, LOSSES)
+        if self.loss == "likelihood":
+            if self.model.task == "classification":
+                raise ValueError(
+                    "The loss 'likelihood' is that of targets of a regression, and this is a "
+                    "classification: leave it out, or choose 'mean'."
+                )
+            if self.model.covariance == "shared":
+                raise ValueError(
+                    "The loss 'likelihood' needs a covariance for each sample, and 'shared' is one "
+                    "for each mini-batch: choose the covariance full, tracked or diagonal."
+                )
+            if not any(self.model.noise) and not self.data.errors:
+                raise ValueError(
+                    "The loss 'likelihood' needs noise in the network, of which variances are "
+                    f"made; got {', '.join(map(str, self.model.noise))}: choose another noise."
+                )
 
     def to_toml(self) -> str:
         """The configuration as text, readable by ``from_toml``."""
@@ -288,6 +312,7 @@ class Choices:
     schedule: str | None = None
     clip: float | None = None
     seed: int | None = None
+    loss: str | None = None
     precision: str | None = None
 
     def given(self) -> dict[str, Any]:

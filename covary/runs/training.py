@@ -50,6 +50,7 @@ def resolve(config: DataConfig, dataset: Dataset, chosen: Choices) -> RunConfig:
         dataset,
         published_splits=config.name in data.names() and data.describe(config.name).splits > 1,
         trunk=chosen.trunk or "",
+        likelihood=chosen.loss == "likelihood",
         spiking=activations.get(chosen.activation or "relu").neuron is not None,
     )
     values = (usual | chosen).given()
@@ -75,7 +76,7 @@ def resolve(config: DataConfig, dataset: Dataset, chosen: Choices) -> RunConfig:
         data=config,
         model=ModelConfig(**of_model),
         training=training.TrainingConfig(**of_training),
-        precision=values.get("precision", "32-true"),
+        **{name: values[name] for name in ("loss", "precision") if name in values},
     )
 
 
@@ -138,7 +139,7 @@ def _check_resumable(run: Run, config: RunConfig) -> None:
         training.log.read(run.metrics_path)
     checkpoint = training.Checkpoint(run.checkpoint_path)
     if checkpoint.path.exists():
-        objective = _objective(config.model.build(), config)
+        objective = objective_of(config.model.build(), config)
         checkpoint.restore(objective, make_optimizer(config.training, objective))
     elif run.model_path.exists():
         raise RunError(
@@ -199,7 +200,7 @@ def train(
         if fabric.is_global_zero:
             # Now, and again at the end: a run that is killed has its circumstances on record too.
             record.write(run.environment_path)
-        objective, how = _objective(net, config), config.training
+        objective, how = objective_of(net, config), config.training
         transform = data.augmented if config.data.augment else None
         batches = training.TensorBatches(
             x, y, how.batch_size, seed=how.seed, transform=transform, std=std
@@ -283,9 +284,13 @@ def _trunk_of(config: ModelConfig) -> nn.Module | None:
     return other.network().get_submodule("trunk")
 
 
-def _objective(net: nn.Module, config: RunConfig) -> nn.Module:
-    classify = config.model.task == "classification"
-    return training.ClassificationLoss(net) if classify else training.RegressionLoss(net)
+def objective_of(net: nn.Module, config: RunConfig) -> nn.Module:
+    """What the network of a run minimises."""
+    if config.model.task == "classification":
+        return training.ClassificationLoss(net)
+    if config.loss == "likelihood":
+        return training.GaussianLikelihood(net)
+    return training.RegressionLoss(net)
 
 
 def _validation(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -16,8 +17,9 @@ from covary.moments import Moments, mean_of
 from covary.nn.scales import before_rescale, check_rescale, rescale_of
 from covary.settings import supervise_covariance
 
-# Of standardised targets: a variance of 0 has no likelihood.
-LEAST_VARIANCE = 1e-6
+# Added to variances of standardised targets: one of 0 has no likelihood. Covariances of several
+# targets get this part of each variance too, which is more than what rounding makes of them.
+LEAST_VARIANCE, _ROUND_OFF = 1e-6, 1e-5
 
 
 def measured(x: Tensor, std: Tensor | None) -> Tensor | Moments:
@@ -94,21 +96,43 @@ class RegressionLoss(_StandardisedLoss):
 
 
 class GaussianLikelihood(_StandardisedLoss):
-    """(x, y) -> negative log-likelihood of standardised targets, by means and variances.
+    """(x, y) -> negative log-likelihood of standardised targets, by their means and covariance.
 
     For networks that give ``Moments``. Gradients flow through the covariance too: in a moment
-    neural network this is SMSC, supervised mean and supervised covariance. The scale is that of
-    ``RegressionLoss``.
+    neural network this is SMSC, supervised mean and supervised covariance. Several targets have the
+    joint density of their Gaussian. The scale is that of ``RegressionLoss``.
     """
 
     def forward(self, x: Tensor, y: Tensor, std: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Loss in nats per target, and mean absolute error on the target's scale."""
         with supervise_covariance():
             moments, y, scale = self.standardised(measured(x, std), y)
-            variance = moments.variance.clamp(min=LEAST_VARIANCE)
-        gap = moments.mean - y.to(moments.mean.dtype)
-        loss = 0.5 * (gap.square() / variance + (2 * math.pi * variance).log())
+            gap = moments.mean - y.to(moments.mean.dtype)
+            if gap.shape[-1] == 1 or moments.cov.is_diagonal:
+                loss = _of_variances(gap, moments.variance)
+            else:
+                loss = _of_covariances(gap, moments.covariance_matrix)
         return loss.mean(), _mean_absolute(gap, scale)
+
+
+def _of_variances(gap: Tensor, variance: Tensor) -> Tensor:
+    """(B, t) negative log densities of errors and variances of that shape."""
+    variance = variance + LEAST_VARIANCE
+    return 0.5 * (gap.square() / variance + (2 * math.pi * variance).log())
+
+
+def _of_covariances(gap: Tensor, matrix: Tensor) -> Tensor:
+    """(B,) negative log densities of errors (B, t), of covariances (B, t, t), over t.
+
+    NaN where rounding has made a covariance indefinite.
+    """
+    variance = matrix.diagonal(dim1=-2, dim2=-1)
+    matrix = matrix + torch.diag_embed(LEAST_VARIANCE + _ROUND_OFF * variance)
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    white = torch.linalg.solve_triangular(factor, gap.unsqueeze(-1), upper=False).squeeze(-1)
+    logs = factor.diagonal(dim1=-2, dim2=-1).log()
+    loss = (0.5 * white.square() + logs).mean(-1) + 0.5 * math.log(2 * math.pi)
+    return torch.where(info == 0, loss, math.nan)
 
 
 def _mean_absolute(gap: Tensor, scale: Tensor | float) -> Tensor:
