@@ -65,7 +65,8 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
             mixture, of fewer than 10 it is normal.
         neighbours: training rows that are looked at near a new one. Their residuals correct means
             as far as that helped held-out rows (``neighbour_shares_``), and the learned variance
-            sees them; 0 for networks alone. With ``variance="emergent"`` there are none.
+            sees them; not at all if held-out rows are likelier without. 0 for networks alone. With
+            ``variance="emergent"`` there are none.
         hidden: units of each hidden layer.
         activation: of all hidden layers: a name of ``covary.activations.names()``, or a
             ``MomentActivation``. None is ``"gelu"``; with the loss ``"likelihood"`` it is
@@ -230,20 +231,31 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         rescale = self.network_.rescale
         assert rescale is not None
         y, inputs = (task.y - rescale.shift) / rescale.scale, self.network_.standardize(task.x)
-        rows, found, t = trained.rows, trained.held_out, y.shape[1]
+        given = FAMILIES if self.distribution == "auto" else (self.distribution,)
+        rows, families = trained.rows, [given] * y.shape[1]
+
+        def fitted(local: Local | None) -> list[FittedResiduals]:
+            found = _corrected(trained.held_out, local, self.neighbour_shares_)
+            residual = y[rows] - found.mean
+            return [
+                fit_residuals(
+                    _evidence(inputs[rows], found, local, column),
+                    residual[:, column],
+                    parts=PARTS if self.variance == "learned" else ("emergent",),
+                    families=families[column],
+                    seed=task.seed,
+                )
+                for column in range(y.shape[1])
+            ]
+
         local = self._fit_neighbours(trained, task.x, y, inputs)
-        found = _corrected(found, local, self.neighbour_shares_)
-        residual = y[rows] - found.mean
-        self._residuals: list[FittedResiduals] = [
-            fit_residuals(
-                _evidence(inputs[rows], found, local, column),
-                residual[:, column],
-                parts=PARTS if self.variance == "learned" else ("emergent",),
-                families=FAMILIES if self.distribution == "auto" else (self.distribution,),
-                seed=task.seed,
-            )
-            for column in range(t)
-        ]
+        self._residuals = fitted(local)
+        if local is not None:
+            families = [(each.model.family,) for each in self._residuals]
+            alone = fitted(None)
+            if sum(e.model.loss for e in alone) < sum(e.model.loss for e in self._residuals):
+                self._residuals, self._neighbours = alone, None
+                self.neighbour_shares_ = np.zeros(y.shape[1])
         levels = torch.stack([each.levels for each in self._residuals], 1)
         self._far = np.sort((levels - 0.5).abs().numpy(), 0)  # (n, t)
         self._correlation: Floats = correlation_of(levels).numpy()
@@ -261,7 +273,8 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
 
         How much of it is added to means is what held-out rows say.
         """
-        self._neighbours, self.neighbour_shares_ = None, np.zeros(y.shape[1])
+        self._neighbours: Neighbours | None = None
+        self.neighbour_shares_: Floats = np.zeros(y.shape[1])
         if self.neighbours == 0 or self.variance == "emergent":
             return None
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
