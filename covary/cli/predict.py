@@ -147,6 +147,9 @@ def predict(
     """
     if as_json and out == "-":
         raise typer.BadParameter("--json and --out - both write to standard output: choose one.")
+    if not 0 < level < 1 or coverage == 0:
+        option = "--level" if coverage != 0 else "--coverage"
+        raise typer.BadParameter("a share above 0; a level is below 1, too.", param_hint=option)
     if risk is not None and coverage is not None:
         raise typer.BadParameter("--risk and --coverage both choose the rows to answer: give one.")
     if unseen not in UNSEEN:
@@ -185,7 +188,8 @@ def predict(
 
 def _show(found: PredictedTable, predictor: Predictor) -> None:
     share = f"{found.answered / found.rows:.1%}"
-    say(f"{found.rows:,} {predictor.things}, {share} to answer, the rest to ask about.")
+    things = predictor.things if found.rows > 1 else predictor.things[:-1]
+    say(f"{found.rows:,} {things}, {share} to answer, the rest to ask about.")
     say(f"The flag: {predictor.promise}")
     for name, scores in found.scores.items():
         told = ", ".join(
