@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -412,6 +413,18 @@ BROKEN = {
         "correct them, as they were numbers",
     ),
     "an infinite number": (lambda t: t.assign(age=np.inf), "infinite or beyond"),
+    "texts as the target": (
+        lambda t: t.assign(price="dear"),
+        "column 'price' holds 0 numbers and 20 texts, the first 'dear' in line 2",
+    ),
+    "two columns of one name": (
+        lambda t: pd.concat([t, t[["age"]]], axis=1),
+        "more than one column is called 'age'",
+    ),
+    "decimal commas": (
+        lambda t: t.assign(age=[f"{age:.1f}".replace(".", ",") for age in t["age"]]),
+        "in line 2; correct them, as they were numbers in training",
+    ),
     "a column of the predictions": (
         lambda t: t.assign(std=1.0),
         "'std', which predictions are called, too",
@@ -427,6 +440,22 @@ def test_what_is_wrong_is_one_sentence_and_nothing_is_written(what, houses, tmp_
     said = covary("predict", houses, tmp_path / "new.csv", "--out", out, code=1)
     assert told in " ".join(said.split())
     assert not out.parent.exists() or not list(out.parent.iterdir())
+
+
+def test_a_target_is_compared_with_or_refused_with_a_remedy(kinds, tmp_path):
+    rows, out = frame(20), tmp_path / "p.csv"
+    rows.to_csv(tmp_path / "new.csv", index=False)
+    said = covary("predict", kinds, tmp_path / "new.csv", "--out", out, "--overwrite")
+    assert "Against the target, all rows (20): wrong" in said
+    rows.assign(kind=["huge", *rows["kind"][1:]]).to_csv(tmp_path / "new.csv", index=False)
+    out.unlink()
+    said = " ".join(covary("predict", kinds, tmp_path / "new.csv", "--out", out, code=1).split())
+    assert (
+        "holds 'huge', none of the classes dear, low, mid; correct it, or leave the column" in said
+    )
+    assert not out.exists()
+    rows[:1].drop(columns=["kind"]).to_csv(tmp_path / "new.csv", index=False)
+    assert "1 row, " in covary("predict", kinds, tmp_path / "new.csv", "--out", out)
 
 
 def test_an_error_in_a_late_chunk_leaves_what_was_there(houses, tmp_path):
@@ -452,7 +481,13 @@ def test_what_predict_refuses(houses, new, tmp_path):
     assert "this run predicts numbers" in said
     said = covary("predict", houses, new, "--out", tmp_path / "p.csv", "--format", "xlsx", code=1)
     assert "must be one of csv, jsonl, parquet, got 'xlsx'" in " ".join(said.split())
-    covary("predict", houses, new, "--level", 90, code=2)
+    for option, value in (("--level", 90), ("--level", 0), ("--level", 1), ("--coverage", 0)):
+        assert option in covary("predict", houses, new, option, value, code=2)
+    said = covary("predict", houses, new, "--array", "x", "--out", tmp_path / "p.csv", code=1)
+    assert "which has no array 'x' to choose" in " ".join(said.split())
+    for options in ([], ["--overwrite"]):
+        said = covary("predict", houses, new, "--out", tmp_path, *options, code=1)
+        assert "is a folder, where predictions are a file" in " ".join(said.split())
     said = covary("predict", houses, new, "--risk", 0.1, "--coverage", 0.5, code=2)
     assert "--risk and --coverage both choose the rows to answer" in " ".join(said.split())
     with pytest.raises(ValueError, match="not by both"):
@@ -476,8 +511,16 @@ def test_runs_that_cannot_predict_rows(houses, tmp_path):
         (unfinished / name).write_bytes((houses / name).read_bytes())
     with pytest.raises(RunError, match="not trained to its end"):
         Predictor.load(unfinished)
+    gone = tmp_path / "gone"
+    shutil.copytree(houses, gone, ignore=shutil.ignore_patterns("predictor*"))
+    text = (gone / "config.toml").read_text()
+    (gone / "config.toml").write_text(text.replace("houses.csv", "moved.csv"))
+    with pytest.raises(
+        DataError, match=r"moved\.csv is not there\. Predictions are fitted to what"
+    ):
+        Predictor.load(gone)
     few = trained(tmp_path, "price", "--limit", 20)
-    with pytest.raises(RunError, match=r"held out 6 rows from training, too few"):
+    with pytest.raises(RunError, match=r"held out 6 samples from training, too few"):
         Predictor.load(few)
 
 

@@ -258,7 +258,7 @@ def test_an_array_is_chosen_by_its_name(digits, images, folder, tmp_path):
 def test_rows_and_images_are_not_taken_for_each_other(digits, houses, folder, tmp_path):
     for source in (folder, folder / "c150.png", _saved(tmp_path / "n.npz", _grey(2, 8, 8))):
         said = covary("predict", houses, source, "--out", tmp_path / "p.csv", code=1)
-        assert "The run is of a table, and takes rows" in said
+        assert "The run is of a table, and takes a csv, JSON lines or parquet file; " in said
     with pytest.raises(DataError, match=r"takes a folder of PNG files, .*; got columns"):
         Predictor.load(digits)({"a": [1.0]})
     with pytest.raises(DataError, match="got a stream"):

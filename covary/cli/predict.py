@@ -145,14 +145,7 @@ def predict(
     - `covary predict runs/digits scans/ --out predictions.csv`
     - `cat new.csv | covary predict runs/houses - --out - --keep none`
     """
-    if as_json and out == "-":
-        raise typer.BadParameter("--json and --out - both write to standard output: choose one.")
-    if risk is not None and coverage is not None:
-        raise typer.BadParameter("--risk and --coverage both choose the rows to answer: give one.")
-    if unseen not in UNSEEN:
-        raise typer.BadParameter(
-            f"{unseen!r} is none of {', '.join(UNSEEN)}.", param_hint="--unseen"
-        )
+    _check_use(out, level, risk, coverage, unseen, as_json)
     opened = runs.open(run)
     if not opened.predictor_path.exists():
         again = "once" if opened.is_writable else "and not kept, as the run is read-only"
@@ -183,9 +176,28 @@ def predict(
         say(f"Written to {quoted(Path(out))}.")
 
 
+def _check_use(
+    out: str, level: float, risk: float | None, coverage: float | None, unseen: str, as_json: bool
+) -> None:
+    """Options that do not go together, and values that none can have."""
+    if as_json and out == "-":
+        raise typer.BadParameter("--json and --out - both write to standard output: choose one.")
+    if not 0 < level < 1:
+        raise typer.BadParameter(f"{level:g} is not above 0 and below 1.", param_hint="--level")
+    if coverage == 0:
+        raise typer.BadParameter("0 is not above 0 and at most 1.", param_hint="--coverage")
+    if risk is not None and coverage is not None:
+        raise typer.BadParameter("--risk and --coverage both choose the rows to answer: give one.")
+    if unseen not in UNSEEN:
+        raise typer.BadParameter(
+            f"{unseen!r} is none of {', '.join(UNSEEN)}.", param_hint="--unseen"
+        )
+
+
 def _show(found: PredictedTable, predictor: Predictor) -> None:
     share = f"{found.answered / found.rows:.1%}"
-    say(f"{found.rows:,} {predictor.things}, {share} to answer, the rest to ask about.")
+    things = predictor.things if found.rows > 1 else predictor.things[:-1]
+    say(f"{found.rows:,} {things}, {share} to answer, the rest to ask about.")
     say(f"The flag: {predictor.promise}")
     for name, scores in found.scores.items():
         told = ", ".join(

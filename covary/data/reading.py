@@ -232,7 +232,10 @@ def labels(
     places = {name: i for i, name in enumerate(classes)}
     if unseen := [name for name in names if name not in places]:
         told = shortened(map(repr, unseen), 3)
-        raise DataError(f"{target} holds {told}, none of the classes {shortened(classes)}.")
+        raise DataError(
+            f"{target} holds {told}, none of the classes {shortened(classes)}; correct it, or "
+            "leave the column out."
+        )
     return np.array([places[name] for name in names])[inverse], classes
 
 

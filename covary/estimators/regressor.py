@@ -116,6 +116,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
     """
 
     _objective = RegressionLoss
+    _neighbours: Neighbours | None
 
     # scikit-learn reads the parameters of an estimator off this signature, so it stands here whole.
     def __init__(
@@ -273,8 +274,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
 
         How much of it is added to means is what held-out rows say.
         """
-        self._neighbours: Neighbours | None = None
-        self.neighbour_shares_: Floats = np.zeros(y.shape[1])
+        self._neighbours, self.neighbour_shares_ = None, np.zeros(y.shape[1])
         if self.neighbours == 0 or self.variance == "emergent":
             return None
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from covary.data import DataError
 from covary.files import FileError, read_tensors, write_tensors
 from covary.inputs import in_batches
 from covary.models import with_covariance, with_noise
@@ -280,12 +281,19 @@ def _restored(run: Run, tensors: Mapping[str, Tensor], about: Mapping[str, str])
 def _fitted(run: Run, progress: Steps | None) -> RowModel:
     """Fit to rows that training has not seen, and keep it."""
     began = time.perf_counter()
-    held_out, training = validation_rows(len(run.data.x), run.config)
+    try:
+        total = len(run.data.x)
+    except DataError as error:
+        raise DataError(
+            f"{error} Predictions are fitted to what training held out, once, and need the run's "
+            "data for that."
+        ) from error
+    held_out, training = validation_rows(total, run.config)
     rows = held_out[:_MOST]
     if len(rows) < LEAST:
         raise RunError(
-            f"{run.path} held out {len(rows)} rows from training, too few to know how sure it is "
-            f"({LEAST} at least). Train again with --validation 0.1."
+            f"{run.path} held out {len(rows)} samples from training, too few to know how sure it "
+            f"is ({LEAST} at least). Train again with --validation 0.1."
         )
     x, y, known = run.data.inputs[rows], run.data.y[rows], _calibration(run)
     net, about = run.network(), {"weights": run.weights}

@@ -175,12 +175,13 @@ class Predictor:
         """
         is_path = isinstance(source, str | os.PathLike)
         if isinstance(self.schema, Schema):
-            path = Path(source) if is_path else None
-            if array or (path and (path.is_dir() or path.suffix.lower() in (".png", ".npz"))):
-                raise DataError(
-                    f"The run is of a table, and takes rows of a csv, JSON lines or parquet file; "
-                    f"{source} is of images."
-                )
+            path = Path(source) if is_path else Path()
+            takes = "The run is of a table, and takes a csv, JSON lines or parquet file"
+            if array:
+                raise DataError(f"{takes}, which has no array {array!r} to choose (--array).")
+            if is_path and (path.is_dir() or path.suffix.lower() in (".png", ".npz")):
+                kind = "a folder" if path.is_dir() else f"a {path.suffix[1:].lower()} file"
+                raise DataError(f"{takes}; {source} is {kind}.")
             rows = source if is_path or hasattr(source, "read") else dict(source)
             options = {"chunk": chunk or CHUNK, "unseen": self.unseen, **of_table}
             return read_rows(rows, self.schema, **options)

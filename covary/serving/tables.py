@@ -70,6 +70,8 @@ def predict_table(
         chunk: rows or images at a time.
         progress: called with the number of rows of each chunk.
     """
+    if isinstance(out, Path) and out.is_dir():
+        raise DataError(f"{out} is a folder, where predictions are a file: name one in it.")
     if isinstance(out, Path) and out.exists() and not overwrite:
         raise DataError(f"{out} exists already. Replace it (--overwrite) or choose another name.")
     chunks = predictor.read(
