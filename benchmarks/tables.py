@@ -371,7 +371,7 @@ def likelihood() -> str:
         every = [found[method] for found in sets.values()]
         cells = [f"{row['log_likelihood']:.2f}, {row['spearman_error']:.2f}" for row in every]
         seconds = statistics.fmean(row["fit_seconds"] for row in every)
-        rows.append([method, *cells, f"{seconds:.0f}"])
+        rows.append([method, *cells, f"{seconds:.1f}"])
     return markdown(["", *sets, "seconds"], rows)
 
 
