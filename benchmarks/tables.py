@@ -362,6 +362,22 @@ def tables_accuracy(quantity: str, digits: int) -> str:
     )
 
 
+def tables_uci() -> str:
+    """Log-likelihood of the thorough regressor by set, beside the highest that are known."""
+
+    def cited(value: float | None) -> str:
+        return "" if value is None else f"{value:.2f}"
+
+    rows = []
+    for name, found in load("tables_uci")["sets"].items():
+        error = found.get("log_likelihood_error")
+        own = f"{found['log_likelihood']:.3f}" + ("" if error is None else f" ± {error:.3f}")
+        known = cited(found["best_known"]), cited(found["tabpfn"])
+        rows.append([name, str(found["splits"]), own, *known])
+    titles = ["", "splits", "MomentRegressor, thorough", "highest known", "TabPFN, as cited"]
+    return markdown(titles, rows)
+
+
 def likelihood() -> str:
     """Log-likelihood and rank correlation by set, of networks and ensembles of either loss."""
     sets = load("likelihood")["sets"]
@@ -663,6 +679,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tables crps": lambda: tables_accuracy("crps", 3),
     "tables coverage": lambda: tables_accuracy("coverage_90", 3),
     "tables far": tables_far,
+    "tables uci": tables_uci,
     "likelihood": likelihood,
     "tables speed": tables_speed,
     "tables rank": lambda: tables_accuracy("spearman_error", 2),

@@ -604,6 +604,18 @@ def test_other_threads_and_processes_show_no_progress(monkeypatch):
     assert base._progress("auto") is None
 
 
+def test_a_resolution_bounds_variances_from_below():
+    """Whole numbers that networks know exactly: a density could grow without end."""
+    x = np.repeat(np.arange(4.0), 40)[:, None]
+    y = 10.0 * x[:, 0]
+    known = MomentRegressor(**SMALL, resolution=6.0).fit(x, y)
+    assert (known.predict(x, return_std=True)[1] >= 6 / np.sqrt(12) * (1 - 1e-6)).all()
+    unknown = MomentRegressor(**SMALL).fit(x, y)
+    assert unknown.predict(x, return_std=True)[1].mean() < 6 / np.sqrt(12)
+    with pytest.raises(ValueError, match="resolution must be a number >= 0, got -1"):
+        MomentRegressor(resolution=-1.0).fit(x, y)
+
+
 def test_the_likelihood_teaches_networks_where_noise_is():
     """Their own variance, not what residuals have shown: larger where noise is."""
     x, y = sine(600, 0)

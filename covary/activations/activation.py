@@ -190,7 +190,9 @@ def _above_zero(var: Tensor) -> Tensor | None:
     """
     # Divisions by var, twice over in a backward pass, stay finite down to here.
     least = 100 * torch.finfo(var.dtype).tiny
-    if _all_positive.get() or (is_readable(var) and bool(var.min() > least)):
+    # torch.compile cannot trace ContextVar.get.
+    is_known = not torch.compiler.is_compiling() and _all_positive.get()
+    if is_known or (is_readable(var) and bool(var.min() > least)):
         return None
     return var > least
 

@@ -249,8 +249,8 @@ def _gelu_mean_and_gain(mu: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     mean = F.relu(mu) + (var * beyond.first - beyond.a * beyond.mass) / spread
     gain_below = beyond.mass - beyond.a * beyond.density / total
     # As in ``_positive``, without a torch.where; but gains of negative means may be negative, too.
-    sign = torch.copysign(torch.ones_like(mu), mu)
-    return mean, torch.addcmul(F.relu(sign), sign, gain_below, value=-1)
+    above = mu.detach().sign().relu()
+    return mean, torch.addcmul(above, 1 - 2 * above, gain_below)
 
 
 @by_nodes

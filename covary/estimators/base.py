@@ -68,7 +68,7 @@ class Effort:
 EFFORTS = {
     "quick": Effort(3, 2, (0.1, 2.0), 400),
     "default": Effort(5, 2, (0.02, 0.4, 2.0), 1000),
-    "thorough": Effort(10, 2, (0.01, 0.1, 0.5, 2.0), 3000),
+    "thorough": Effort(10, 2, (0.02, 0.4, 2.0), 2000),
 }
 
 

@@ -19,6 +19,7 @@ _LEAST_DISTANCE, _LEAST_SQUARE = 0.03, 1e-3
 # correction may be right; but not much more.
 _MOST_SHARE = 2.0
 _QUERIES_AT_A_TIME = 2**14
+_SAME = 1e-12  # squared distances below are round-off
 
 
 class Local(NamedTuple):
@@ -62,7 +63,9 @@ class Neighbours:
         self._residuals, self._fold = residuals, fold
         self._search = NearestNeighbors(n_neighbors=min(k, len(inputs))).fit(inputs)
         distances, _ = self._search.kneighbors(inputs[:1000])
-        self._unit = max(float(np.square(distances).mean()), np.finfo(np.float64).tiny)
+        self._unit = float(np.square(distances).mean())
+        if self._unit < _SAME:
+            self._unit = 1.0  # all rows are copies of a few
         self._level = np.maximum(np.square(residuals).mean((0, 1)), np.finfo(np.float64).tiny)
 
     def __call__(self, inputs: Floats, fold: NDArray[np.int64] | None = None) -> Local:

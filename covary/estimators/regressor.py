@@ -67,6 +67,9 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
             as far as that helped held-out rows (``neighbour_shares_``), and the learned variance
             sees them; not at all if held-out rows are likelier without. 0 for networks alone. With
             ``variance="emergent"`` there are none.
+        resolution: the least step between targets that are rounded, as 1 for whole numbers.
+            Variances are at least ``resolution**2 / 12``, so that no density grows without end at
+            the values that targets can have.
         hidden: units of each hidden layer.
         activation: of all hidden layers: a name of ``covary.activations.names()``, or a
             ``MomentActivation``. None is ``"gelu"``; with the loss ``"likelihood"`` it is
@@ -127,6 +130,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         loss: str = "mean",
         distribution: str = "auto",
         neighbours: int = 16,
+        resolution: float = 0.0,
         hidden: Sequence[int] = (64, 64),
         activation: str | MomentActivation | None = None,
         noise: float | Sequence[float] | None = None,
@@ -149,7 +153,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
             random_state=random_state, verbose=verbose,
         )  # fmt: skip
         self.variance, self.distribution, self.neighbours = variance, distribution, neighbours
-        self.loss = loss
+        self.loss, self.resolution = loss, resolution
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -219,6 +223,8 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         is_whole = isinstance(self.neighbours, Integral) and not isinstance(self.neighbours, bool)
         if not is_whole or self.neighbours < 0:
             raise ValueError(f"neighbours must be 0 or more, got {self.neighbours!r}.")
+        if not (np.isfinite(self.resolution) and self.resolution >= 0):
+            raise ValueError(f"resolution must be a number >= 0, got {self.resolution!r}.")
         x, target = self._validated(X, y, multi_output=True, y_numeric=True)
         self._one_dimensional = target.ndim == 1
         columns = torch.tensor(target.reshape(len(x), -1), dtype=torch.float64)
@@ -232,6 +238,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         rescale = self.network_.rescale
         assert rescale is not None
         y, inputs = (task.y - rescale.shift) / rescale.scale, self.network_.standardize(task.x)
+        self._rounding = (self.resolution / rescale.scale).square() / 12  # (t,)
         given = FAMILIES if self.distribution == "auto" else (self.distribution,)
         rows, families = trained.rows, [given] * y.shape[1]
 
@@ -240,7 +247,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
             residual = y[rows] - found.mean
             return [
                 fit_residuals(
-                    _evidence(inputs[rows], found, local, column),
+                    _evidence(inputs[rows], found, local, self._rounding, column),
                     residual[:, column],
                     parts=PARTS if self.variance == "learned" else ("emergent",),
                     families=families[column],
@@ -324,7 +331,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         local = None if self._neighbours is None else self._neighbours(inputs.numpy())
         out = _corrected(out, local, self.neighbour_shares_)
         every = [
-            each.model(_evidence(inputs, out, local, column))
+            each.model(_evidence(inputs, out, local, self._rounding, column))
             for column, each in enumerate(self._residuals)
         ]
         near = distributions(every, self._correlation)
@@ -429,14 +436,17 @@ def _corrected(found: Outputs, local: Local | None, share: Floats) -> Outputs:
     return found._replace(mean=found.mean + added, exact=found.exact + added)
 
 
-def _evidence(inputs: Tensor, found: Outputs, local: Local | None, column: int) -> Evidence:
-    """What is known of rows for one target."""
+def _evidence(
+    inputs: Tensor, found: Outputs, local: Local | None, rounding: Tensor, column: int
+) -> Evidence:
+    """What is known of rows for one target; ``rounding`` (t,) are variances at least."""
     if local is not None:
         inputs = torch.cat([inputs, torch.tensor(local.features(column))], 1)
     emergent, spread, errors = (
         each[:, column, column] for each in (found.emergent, found.spread, found.errors)
     )
-    return Evidence(inputs, found.exact[:, column], emergent, spread, errors.clamp(min=0))
+    known = errors.clamp(min=0) + rounding[column]
+    return Evidence(inputs, found.exact[:, column], emergent, spread, known)
 
 
 def _parts(every: Sequence[Scales], out: Outputs, var: Floats) -> dict[str, Floats]:
