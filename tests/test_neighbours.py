@@ -19,17 +19,24 @@ def table():
     return inputs, residuals, random.permutation(N) % FOLDS
 
 
-def reference(table, x: np.ndarray, fold: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """Of one row and fold, averages of residuals, of their squares and of squared distances."""
+def reference(table, x: np.ndarray, fold: int | None) -> tuple[np.ndarray, np.ndarray, float]:
+    """Of one row, averages of residuals, of their squares and of squared distances."""
     inputs, residuals, own = table
-    usual = np.mean([np.sort(((inputs - row) ** 2).sum(1))[:K].mean() for row in inputs])
+    usual = np.mean([np.sort(((inputs - row) ** 2).sum(1))[1 : K + 1].mean() for row in inputs])
     square = ((inputs - x) ** 2).sum(1) + 0.03**2 * usual
-    near = [j for j in np.argsort(square, kind="stable")[:K] if own[j] != fold]
+    # A held-out row finds itself first, which is of its own fold.
+    closest = np.argsort(square, kind="stable")[: K if fold is None else K + 1]
+    near = [j for j in closest if own[j] != fold]
     weights = np.array([square[j] ** -1.5 for j in near])
     weights /= weights.sum()
-    found = sum(w * residuals[fold, j] for w, j in zip(weights, near, strict=True))
-    squares = sum(w * residuals[fold, j] ** 2 for w, j in zip(weights, near, strict=True))
-    return found, squares, sum(w * square[j] for w, j in zip(weights, near, strict=True)) / usual
+    found, squares, distance = np.zeros(T), np.zeros(T), 0.0
+    for w, j in zip(weights, near, strict=True):
+        trained_on_it = [f for f in range(FOLDS) if f != own[j]]
+        found += w * (residuals[:, j].mean(0) if fold is None else residuals[fold, j])
+        by = trained_on_it if fold is None else [fold]
+        squares += w * np.mean([residuals[f, j] ** 2 for f in by], 0)
+        distance += w * square[j] / usual
+    return found, squares, distance
 
 
 def logs(squares: np.ndarray, distance: float, residuals: np.ndarray) -> tuple[np.ndarray, float]:
@@ -48,16 +55,30 @@ def test_held_out_rows_are_told_what_other_folds_say(table):
         np.testing.assert_allclose(local.features(1)[i], [found[1], log_square[1], log_distance])
 
 
-def test_new_rows_are_told_the_average_over_folds(table):
+def test_new_rows_are_told_of_all_rows_by_all_networks(table):
     inputs, residuals, own = table
     new = np.random.default_rng(1).standard_normal((5, D))
     local = Neighbours(inputs, residuals, own, K)(new)
     for i, x in enumerate(new):
-        every = [reference(table, x, fold) for fold in range(FOLDS)]
-        np.testing.assert_allclose(local.residual[i], np.mean([e[0] for e in every], 0))
-        both = [logs(e[1], e[2], residuals) for e in every]
-        np.testing.assert_allclose(local.log_square[i], np.mean([e[0] for e in both], 0))
-        np.testing.assert_allclose(local.log_distance[i], np.mean([e[1] for e in both]))
+        found, squares, distance = reference(table, x, None)
+        log_square, log_distance = logs(squares, distance, residuals)
+        np.testing.assert_allclose(local.residual[i], found)
+        np.testing.assert_allclose(local.log_square[i], log_square)
+        np.testing.assert_allclose(local.log_distance[i], log_distance)
+    empty = Neighbours(inputs, residuals, own, K)(new[:0])
+    assert [each.shape for each in empty] == [(0, T), (0, T), (0,)]
+
+
+def test_rows_that_are_there_twice_do_not_make_intervals_too_narrow():
+    """New rows that are copies of training rows, and such that are not, of one distribution."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal((250, 4))
+    y = x[:, 0] + np.sin(3 * x[:, 1]) + 0.5 * random.standard_normal(250)
+    train, test = random.integers(0, 250, 400), random.integers(0, 250, 300)
+    model = MomentRegressor("quick", random_state=0).fit(x[train], y[train])
+    low, high = model.predict_interval(x[test])
+    inside = (low <= y[test]) & (y[test] <= high)
+    assert inside.mean() > 0.85  # 68% where new rows were told less of their copies
 
 
 def test_neighbours_that_are_all_held_out_say_nothing(table):

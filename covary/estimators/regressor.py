@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +26,7 @@ from covary.training import GaussianLikelihood, RegressionLoss, TrainingConfig
 from covary.uncertainty.predictive import Predictive
 from covary.uncertainty.residuals import (
     FAMILIES,
+    LEAST_ROWS,
     PARTS,
     Evidence,
     FittedResiduals,
@@ -66,10 +67,10 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         neighbours: training rows that are looked at near a new one. Their residuals correct means
             as far as that helped held-out rows (``neighbour_shares_``), and the learned variance
             sees them; not at all if held-out rows are likelier without. 0 for networks alone. With
-            ``variance="emergent"`` there are none.
+            ``variance="emergent"``, and of fewer than 10 rows, there are none.
         resolution: the least step between targets that are rounded, as 1 for whole numbers.
             Variances are at least ``resolution**2 / 12``, so that no density grows without end at
-            the values that targets can have.
+            the values that targets can have. It is the same for all targets.
         hidden: units of each hidden layer.
         activation: of all hidden layers: a name of ``covary.activations.names()``, or a
             ``MomentActivation``. None is ``"gelu"``; with the loss ``"likelihood"`` it is
@@ -223,7 +224,8 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         is_whole = isinstance(self.neighbours, Integral) and not isinstance(self.neighbours, bool)
         if not is_whole or self.neighbours < 0:
             raise ValueError(f"neighbours must be 0 or more, got {self.neighbours!r}.")
-        if not (np.isfinite(self.resolution) and self.resolution >= 0):
+        is_number = isinstance(self.resolution, Real) and not isinstance(self.resolution, bool)
+        if not is_number or not np.isfinite(self.resolution) or self.resolution < 0:
             raise ValueError(f"resolution must be a number >= 0, got {self.resolution!r}.")
         x, target = self._validated(X, y, multi_output=True, y_numeric=True)
         self._one_dimensional = target.ndim == 1
@@ -259,6 +261,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         local = self._fit_neighbours(trained, task.x, y, inputs)
         self._residuals = fitted(local)
         if local is not None:
+            # Of the same families, for the time that the others take.
             families = [(each.model.family,) for each in self._residuals]
             alone = fitted(None)
             if sum(e.model.loss for e in alone) < sum(e.model.loss for e in self._residuals):
@@ -282,7 +285,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         How much of it is added to means is what held-out rows say.
         """
         self._neighbours, self.neighbour_shares_ = None, np.zeros(y.shape[1])
-        if self.neighbours == 0 or self.variance == "emergent":
+        if self.neighbours == 0 or self.variance == "emergent" or len(x) < LEAST_ROWS:
             return None
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
         kept = order[:MOST_REFERENCES].sort().values
@@ -340,7 +343,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         unit = rescale.scale.numpy()
         mean = (rescale.shift + rescale.scale * out.mean).numpy()
         centred = near.placed(mean, unit, doubt, is_one_target=self._one_dimensional)
-        parts = _parts(every, out, near.var())
+        parts = _parts(every, out, near.var(), self._rounding.numpy())
         parts["doubt of the model"] = parts["doubt of the model"] + doubt
         return centred, {name: part * unit**2 for name, part in parts.items()}
 
@@ -429,7 +432,7 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
 
 
 def _corrected(found: Outputs, local: Local | None, share: Floats) -> Outputs:
-    """With a share (t,) of what neighbours' residuals are added to means."""
+    """The same with a share (t,) of the neighbours' average residuals added to means."""
     if local is None:
         return found
     added = torch.tensor(share * local.residual)
@@ -449,8 +452,13 @@ def _evidence(
     return Evidence(inputs, found.exact[:, column], emergent, spread, known)
 
 
-def _parts(every: Sequence[Scales], out: Outputs, var: Floats) -> dict[str, Floats]:
-    """Parts (n, t) of variances: known ones, and the rest in proportion to squared scales."""
+def _parts(
+    every: Sequence[Scales], out: Outputs, var: Floats, rounding: Floats
+) -> dict[str, Floats]:
+    """Parts (n, t) of variances: known ones, and the rest in proportion to squared scales.
+
+    Rounding (t,) is noise of the data.
+    """
     noise, doubt, errors = [], [], []
     for column, found in enumerate(every):
         parts = {name: part.mean(0).double().numpy() for name, part in found.parts.items()}
@@ -458,6 +466,6 @@ def _parts(every: Sequence[Scales], out: Outputs, var: Floats) -> dict[str, Floa
         doubt.append(parts["spread"])
         errors.append(out.errors[:, column, column].clamp(min=0).numpy())
     own, apart, known = (np.stack(part, 1) for part in (noise, doubt, errors))
-    unit = (var - known) / (own + apart)
-    named = {"noise of the data": own * unit, "doubt of the model": apart * unit}
+    unit = (var - known - rounding) / (own + apart)
+    named = {"noise of the data": own * unit + rounding, "doubt of the model": apart * unit}
     return named | {"errors of the inputs": known} if known.any() else named

@@ -33,7 +33,7 @@ _FOLDS = 5  # by which training is stopped
 _FINAL = 2  # networks that are trained on all rows; their distributions are averaged
 _MOST_ROWS = 20_000  # that are looked at: more say little more
 _FEW_ROWS = 40  # fewer say nothing of places: h is a constant then
-_LEAST_ROWS = 10  # fewer say the size of errors, and nothing else
+LEAST_ROWS = 10  # fewer say the size of errors, and nothing else
 _BATCH = 256
 _MOST_STEPS, _EVERY, _PATIENCE, _WARM_UP = 600, 10, 150, 30
 _LEARNING_RATE, _WEIGHT_DECAY = 1e-2, 0.1
@@ -252,7 +252,7 @@ def fit_residuals(
     if len(residual) > _MOST_ROWS:
         rows = torch.tensor(np.sort(random.permutation(len(residual))[:_MOST_ROWS]))
         known, residual = known[rows], residual[rows]
-    if len(residual) < _LEAST_ROWS:
+    if len(residual) < LEAST_ROWS:
         model = _prepared("normal", 1, known, residual).requires_grad_(False)
         model.keep.zero_()
         return FittedResiduals(model, _levels(model(known), residual)[0], {}, {}, {})
