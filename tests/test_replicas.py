@@ -21,7 +21,7 @@ from covary.training import (
     fit,
 )
 from covary.training import replicas as module
-from covary.training.replicas import ReplicaBatches, ReplicaLoss, Replicas
+from covary.training.replicas import ReplicaBatches, ReplicaLoss, Replicas, _is_always_noisy
 
 NOISES = [0.0, 0.1, 0.3, 1.0]
 FEATURES = 3
@@ -362,3 +362,11 @@ def test_wrong_shapes_are_refused():
         ReplicaBatches(x, x[:4], torch.zeros(2, 4, dtype=torch.int64), 2, seeds=[0, 1])
     with pytest.raises(ValueError, match="nothing to train on"):
         ReplicaBatches(x, x, torch.zeros(2, 0, dtype=torch.int64), 2, seeds=[0, 1])
+
+
+def test_only_noise_before_every_activation_makes_variances_certain():
+    noisy = Replicas([covary.mlp([3, 4, 4, 1], noise=[0.0, 0.1, sigma]) for sigma in (0.1, 0.2)])
+    assert _is_always_noisy(noisy)  # the input's noise stands before no activation
+    assert not _is_always_noisy(Replicas([covary.mlp([3, 4, 4, 1], noise=[0.1, 0.1, 0.0])]))
+    without = covary.nn.Lift(0.1), covary.nn.Linear(3, 4), covary.nn.ReLU()
+    assert not _is_always_noisy(Replicas([torch.nn.Sequential(*without)]))

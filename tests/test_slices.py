@@ -351,3 +351,23 @@ def test_few_test_rows_make_a_page_that_says_so(tmp_path):
     assert "There are 12 test rows, too few to say where" in " ".join(page.texts("p"))
     content = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert content["calibration"]["targets"][0]["slices"] == []
+
+
+@pytest.mark.parametrize(("low", "high"), [(-122.5, -122.0), (100.0, 100.4), (5e6, 5.001e6)])
+def test_slices_of_a_narrow_range_are_told_apart(low, high):
+    x = np.random.default_rng(0).uniform(low, high, (1000, 1))
+    column = columns.TableColumn("place", "number", (0,))
+    slices = column.slices(x, 5, 20)
+    assert len(slices) == 5
+    assert sorted(np.concatenate(list(slices.values())).tolist()) == list(range(1000))
+
+
+def test_a_category_that_is_called_missing_is_not_a_missing_value():
+    x = np.zeros((100, 3))
+    x[:40, 0], x[40:70, 1], x[70:, 2] = 1.0, 1.0, 1.0
+    column = columns.TableColumn("state", "category", (0, 1), ("missing", "there"), 2)
+    assert {text: len(rows) for text, rows in column.slices(x, 5, 20).items()} == {
+        "missing": 40,
+        "there": 30,
+        "(missing)": 30,
+    }

@@ -62,9 +62,10 @@ class TableColumn(NamedTuple):
         values = x[there, self.places[0]]
         found: dict[str, Array] = {}
         if self.is_ordered:
-            for rows in quantile_slices(values, most, least) if len(there) else []:
-                low, high = (self.text(float(f(values[rows]))) for f in (np.min, np.max))
-                found[low if low == high else f"{low} to {high}"] = there[rows]
+            parts = quantile_slices(values, most, least) if len(there) else []
+            ends = [(float(values[rows].min()), float(values[rows].max())) for rows in parts]
+            for text, rows in zip(self.ranges(ends), parts, strict=True):
+                found[text] = there[rows]
         else:
             codes = values if self.kind == "boolean" else _place_of_one(x[there], self.places)
             rows_of = {text: there[codes == i] for i, text in enumerate(self.texts)}
@@ -75,16 +76,31 @@ class TableColumn(NamedTuple):
                 label = rare[0] if len(rare) == 1 else f"{len(rare)} others"
                 found[label] = np.concatenate([rows_of[text] for text in rare])
         if absent.any():
-            found[_MISSING] = np.flatnonzero(absent)
+            found[self.missing] = np.flatnonzero(absent)
         return {text: rows for text, rows in found.items() if len(rows) >= least}
 
-    def text(self, value: float) -> str:
+    @property
+    def missing(self) -> str:
+        """What rows without a value are called: no text of the column."""
+        return f"({_MISSING})" if _MISSING in self.texts else _MISSING
+
+    def text(self, value: float, digits: int = 3) -> str:
         """A value as a reader expects it."""
         if self.kind == "date":
             return str(np.datetime64(int(np.floor(value)), "D"))
         if 1e3 <= abs(value) < 1e6:
-            return f"{value:,.0f}"
-        return f"{value:.3g}"
+            return f"{value:,.{max(0, digits - len(str(int(abs(value)))))}f}"
+        return f"{value:.{digits}g}"
+
+    def ranges(self, ends: Sequence[tuple[float, float]]) -> list[str]:
+        """From the least to the largest value of slices, with the digits that tell them apart."""
+        texts: list[str] = []
+        for digits in range(3, 18):
+            both = [(self.text(low, digits), self.text(high, digits)) for low, high in ends]
+            texts = [low if low == high else f"{low} to {high}" for low, high in both]
+            if len({*texts}) == len(texts):
+                break
+        return texts
 
 
 def _place_of_one(x: Array, places: Sequence[int]) -> Array:
@@ -189,13 +205,13 @@ def effects_on_std(
 
 def _points(column: TableColumn, x: Array) -> dict[str, int]:
     """Rows whose values a column moves over: in the middle of slices; by what a reader calls it."""
-    found: dict[str, int] = {}
+    middles: list[tuple[str, int]] = []
     for label, rows in column.slices(x, _POINTS, 1).items():
-        if not (column.is_ordered or label in (*column.texts, _MISSING)):
+        if not (column.is_ordered or label in (*column.texts, column.missing)):
             continue  # the rare ones together
         values = x[rows, column.places[0]]
-        middle = rows[np.argsort(values, kind="stable")[len(rows) // 2]]
-        is_value = column.is_ordered and label != _MISSING
-        text = column.text(float(x[middle, column.places[0]])) if is_value else label
-        found.setdefault(text, int(middle))
-    return found
+        middles.append((label, int(rows[np.argsort(values, kind="stable")[len(rows) // 2]])))
+    moved = [row for label, row in middles if column.is_ordered and label != column.missing]
+    at = [float(x[row, column.places[0]]) for row in moved]
+    names = dict(zip(moved, column.ranges([(value, value) for value in at]), strict=True))
+    return {names.get(row, label): row for label, row in middles}

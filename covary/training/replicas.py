@@ -284,13 +284,18 @@ class ReplicaBatches:
 
 def _is_always_noisy(replicas: Replicas) -> bool:
     """Whether noise is added right before each activation, by all replicas."""
-    if not bool((replicas.noises > _LEAST_NOISE).all()):
-        return False
-    activations = sum(isinstance(part, Activation) for part in replicas.modules())
-    chains = (part for part in replicas.modules() if isinstance(part, nn.Sequential))
+    layers = noisy_layers(replicas.stacked)
+    quiet = {
+        id(layer)
+        for layer, noises in zip(layers, replicas.noises.T, strict=True)
+        if not bool((noises > _LEAST_NOISE).all())
+    }
+    every = [part for _, part in replicas.named_modules(remove_duplicate=False)]
+    activations = sum(isinstance(part, Activation) for part in every)
     follow = sum(
-        isinstance(before, Noise) and isinstance(after, Activation)
-        for chain in chains
+        isinstance(before, Noise) and id(before) not in quiet and isinstance(after, Activation)
+        for chain in every
+        if isinstance(chain, nn.Sequential)
         for before, after in pairwise(chain)
     )
     return follow == activations

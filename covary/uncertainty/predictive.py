@@ -63,9 +63,10 @@ class Predictive:
 
     @classmethod
     def joined(cls, parts: Sequence[Predictive]) -> Predictive:
-        """The distributions of several batches of rows, which have one correlation, as one."""
+        """The distributions of several batches of rows as one."""
+        by_row = _BY_ROW if parts[0].correlation.ndim == 2 else (*_BY_ROW, "correlation")
         arrays: dict[str, Any] = {
-            name: np.concatenate([getattr(each, name) for each in parts]) for name in _BY_ROW
+            name: np.concatenate([getattr(each, name) for each in parts]) for name in by_row
         }
         return replace(parts[0], **arrays)
 
