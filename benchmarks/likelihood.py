@@ -11,7 +11,6 @@ out/likelihood as soon as they are measured.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import tempfile
@@ -133,16 +132,8 @@ def broken_promises(every: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sets", nargs="*", default=SETS, choices=SETS)
-    every = {name: measured(name) for name in parser.parse_args().sets}
-    tables.publish(
-        "likelihood",
-        "python -m benchmarks.likelihood",
-        SEED,
-        {"splits": SPLITS, "sets": every},
-        shown=[tables.TABLES["likelihood"]],
-        broken=broken_promises(every),
+    tables.publish_sets(
+        "likelihood", SETS, measured, broken_promises, seed=SEED, table="likelihood", splits=SPLITS
     )
 
 

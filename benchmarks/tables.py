@@ -8,6 +8,7 @@ replaced. A test fails when a page and the stored results differ.
 
 from __future__ import annotations
 
+import argparse
 import re
 import statistics
 import sys
@@ -725,6 +726,30 @@ def publish(
     main()
     if broken:
         sys.exit("Not as promised: " + "; ".join(broken))
+
+
+def publish_sets(
+    name: str,
+    sets: Sequence[str],
+    measured: Callable[[str], Any],
+    broken_promises: Callable[[dict[str, Any]], Sequence[str]],
+    *,
+    seed: int,
+    table: str,
+    **settings: Any,
+) -> None:
+    """Measure the sets that the command line names, all by default, and publish them."""
+    parser = argparse.ArgumentParser(description=f"Measure {name}, set by set.")
+    parser.add_argument("--sets", nargs="*", default=sets, choices=sets)
+    every = {each: measured(each) for each in parser.parse_args().sets}
+    publish(
+        name,
+        f"python -m benchmarks.{name}",
+        seed,
+        {**settings, "sets": every},
+        shown=[TABLES[table]],
+        broken=broken_promises(every),
+    )
 
 
 def main() -> None:

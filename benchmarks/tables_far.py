@@ -10,7 +10,6 @@ rows is moved along, to compare. Sets are kept in out/tables_far as soon as they
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -84,16 +83,8 @@ def broken_promises(every: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sets", nargs="*", default=SETS, choices=SETS)
-    every = {name: measured(name) for name in parser.parse_args().sets}
-    tables.publish(
-        "tables_far",
-        "python -m benchmarks.tables_far",
-        SEED,
-        {"rows": ROWS, "sets": every},
-        shown=[tables.TABLES["tables far"]],
-        broken=broken_promises(every),
+    tables.publish_sets(
+        "tables_far", SETS, measured, broken_promises, seed=SEED, table="tables far", rows=ROWS
     )
 
 
