@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,3 +20,13 @@ def calls_of(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[tup
 
     monkeypatch.setattr(owner, name, watched)
     return calls
+
+
+def peak_memory(call: Callable[[], object]) -> int:
+    """Bytes of Python's objects and arrays that a call has at most at a time."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

@@ -10,7 +10,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +31,7 @@ from covary.uncertainty.answering import (
     threshold_of_risk,
 )
 from tests.commands import covary
+from tests.spies import peak_memory
 
 ROWS = 600
 OUT = ["prediction", "std", "low", "high", "novelty", "flag", "reason"]
@@ -538,13 +538,10 @@ def test_memory_is_bounded_by_the_chunk(houses, tmp_path):
 
     def peak(rows: int) -> int:
         frame(rows).to_csv(tmp_path / "many.csv", index=False)
-        tracemalloc.start()
-        predict_table(
-            predictor, tmp_path / "many.csv", tmp_path / "p.csv", chunk=1000, overwrite=True
+        source, out = tmp_path / "many.csv", tmp_path / "p.csv"
+        return peak_memory(
+            lambda: predict_table(predictor, source, out, chunk=1000, overwrite=True)
         )
-        found = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return found
 
     assert peak(60_000) < 1.2 * peak(20_000)  # both are longer than what is read ahead
 

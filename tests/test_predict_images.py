@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from covary.data import DataError
 from covary.data.new_images import ImageSchema, read_images
 from covary.serving import Predictor, predict_table
 from tests.commands import covary, trained_run
+from tests.spies import peak_memory
 from tests.test_predict import trained
 
 OUT = ["prediction", "probability", "set", "uncertainty", "novelty", "flag", "reason"]
@@ -288,13 +288,8 @@ def test_memory_is_bounded_by_the_chunk(digits, images, tmp_path):
 
     def peak(count: int) -> int:
         np.savez_compressed(tmp_path / "many.npz", np.concatenate([images] * count))
-        tracemalloc.start()
-        predict_table(
-            predictor, tmp_path / "many.npz", tmp_path / "p.csv", chunk=500, overwrite=True
-        )
-        found = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return found
+        source, out = tmp_path / "many.npz", tmp_path / "p.csv"
+        return peak_memory(lambda: predict_table(predictor, source, out, chunk=500, overwrite=True))
 
     assert peak(100) < 1.2 * peak(10)
 
