@@ -29,9 +29,9 @@ from covary.estimators import MomentRegressor
 from covary.files import read_json, write_json
 from covary.models import with_covariance
 from covary.runs import Choices, DataConfig, Run, train
-from covary.runs.config import LOSSES
 from covary.runs.samples import validation_rows
 from covary.runs.training import resolve
+from covary.training.objectives import LOSSES
 from covary.uncertainty.calibration import fit_variance
 from covary.uncertainty.metrics import of_distribution
 

@@ -151,6 +151,11 @@ def _png(folder: Path, image: Image.Image) -> Path:
     return folder
 
 
+def _see_through(folder: Path) -> Path:
+    Image.new("L", (8, 8)).save(folder / "sub" / "wrong.png", transparency=0)
+    return folder
+
+
 def _text(path: Path, text: str = "no archive") -> Path:
     path.write_text(text)
     return path
@@ -171,6 +176,7 @@ BROKEN = {
         lambda f: _png(f, Image.new("LA", (8, 8))),
         "of 2 channels, with transparency; the run takes",
     ),
+    "a grey that is transparent": (_see_through, "of 2 channels, with transparency; the run takes"),
     "16 bits": (lambda f: _png(f, Image.new("I;16", (8, 8))), "pixels of I;16 values; the run"),
     "a cut file": (_cut, "sub/cut.png is not a readable PNG file"),
     "a text": (

@@ -121,6 +121,8 @@ def _pixels(path: Path, schema: ImageSchema) -> Array:
     try:
         with Image.open(path, formats=["PNG"]) as image:
             size, mode = image.size, image.mode
+            if "transparency" in image.info:
+                mode = {"L": "LA", "P": "PA", "RGB": "RGBA"}.get(mode, mode)
             channels, height, width = schema.shape
             if size == (width, height) and _CHANNELS.get(mode) == channels:
                 found = np.asarray(image.convert("L" if channels == 1 else "RGB"))

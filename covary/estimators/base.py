@@ -153,7 +153,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         return trained, task
 
     def _activation(self) -> str | MomentActivation:
-        return self.activation or "gelu"
+        return "gelu" if self.activation is None else self.activation
 
     def _noises(self) -> tuple[float, ...]:
         return self._several("noise", self.noise)
@@ -162,7 +162,7 @@ class MomentEstimator(BaseEstimator):  # type: ignore[misc]
         return Architecture(
             hidden=tuple(int(width) for width in self.hidden),
             activation=self._activation(),
-            covariance=self.covariance or "shared",
+            covariance="shared" if self.covariance is None else self.covariance,
             objective=self._objective,
         )
 

@@ -23,6 +23,7 @@ from covary.estimators.members import Architecture, Outputs, TrainedMembers, Tra
 from covary.estimators.neighbours import MOST_REFERENCES, Local, Neighbours, shares
 from covary.moments import Moments
 from covary.training import GaussianLikelihood, RegressionLoss, TrainingConfig
+from covary.training.objectives import LOSSES
 from covary.uncertainty.predictive import Predictive
 from covary.uncertainty.residuals import (
     FAMILIES,
@@ -38,7 +39,6 @@ from covary.uncertainty.residuals import (
 )
 
 VARIANCES = ("learned", "emergent")
-LOSSES = ("mean", "likelihood")
 # Of the likelihood. Weight decay would make variances small, as they come through weights. To learn
 # a variance takes more steps than to learn a mean, but many epochs learn the rows by heart.
 _LIKELIHOOD_NOISE, _LIKELIHOOD_STEPS, _LIKELIHOOD_EPOCHS = 0.2, 2, 80

@@ -20,6 +20,7 @@ from covary.nn import Flatten, Rescale, Standardize
 from covary.runs.records import decoded, to_json
 from covary.training import TrainingConfig
 from covary.training.config import option
+from covary.training.objectives import LOSSES
 
 _TEXTS = (".csv", ".tsv", ".jsonl", ".ndjson")
 TABLE_SUFFIXES = (*_TEXTS, *(f"{suffix}.gz" for suffix in _TEXTS), ".parquet")
@@ -29,7 +30,6 @@ PER_SAMPLE = ("full", "tracked", "diagonal")
 PER_SAMPLE_HELP = (
     "full, tracked, diagonal, or tracked:N, with exact variances in layers of up to N units"
 )
-LOSSES = ("mean", "likelihood")
 PRECISIONS = ("32-true", "64-true", "16-mixed", "bf16-mixed")
 
 

@@ -20,6 +20,8 @@ from covary.settings import supervise_covariance
 # Added to variances of standardised targets: one of 0 has no likelihood. Covariances of several
 # targets get this part of each variance too, which is more than what rounding makes of them.
 LEAST_VARIANCE, _ROUND_OFF = 1e-6, 1e-5
+# What a regression may be trained on: squared error of the mean (SMUC), or the likelihood (SMSC).
+LOSSES = ("mean", "likelihood")
 
 
 def measured(x: Tensor, std: Tensor | None) -> Tensor | Moments:

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 # Of the eigenvalues of the correlation matrix, the least that counts: rows that break a rule that
 # all others keep are far away, but not infinitely far.
 _LEAST_EIGENVALUE = 0.01
-
-
 # New rows of the same kind are farther out than those that it was fitted to. So many parts of these
 # are held out to see how far, and this share of them counts as inside.
 _PARTS, _INSIDE = 5, 0.99

@@ -14,10 +14,8 @@ Floats = NDArray[np.float64]
 
 # Steps to a quantile at most, as many as halvings of an interval would take; mostly a handful.
 _STEPS = 60
-_NEAR, _ROUND_OFF = (
-    1e-12,
-    4e-16,
-)  # a step of so many scales, or of so much of the value, is the last
+# A step of so many scales, or of so much of the value, is the last.
+_NEAR, _ROUND_OFF = 1e-12, 4e-16
 # Quantiles of less have this one's: scipy's of Student's t end there.
 _LEAST_LEVEL = 1e-30
 # For covariances: points of all components and of each, polynomials, and numbers at a time.
@@ -108,7 +106,7 @@ class Predictive:
         found = np.concatenate(
             [
                 _covariances(self._coefficients(slice(start, start + size)), given[start:][:size])
-                for start in range(0, n, size)
+                for start in range(0, max(1, n), size)
             ]
         )
         found[:, range(t), range(t)] = var
@@ -124,7 +122,7 @@ class Predictive:
         n, t, k = self.weights[rows].shape
         count = max(_LEAST_POINTS, _POINTS // k)
         reach = np.where(np.isinf(self.df), 2.8, 12.0)[:, None]
-        points = np.sinh(reach * np.linspace(-1, 1, count))[None, :, None]
+        points = np.sinh(reach * np.linspace(-1, 1, count))[None, :, None, None]
         locations, scales = (each[rows][:, :, None] for each in (self.locations, self.scales))
         x = np.sort((locations[..., None] + scales[..., None] * points).reshape(n, t, -1))
         gap, df = (x[..., None] - locations) / scales, self.df[:, None, None]
@@ -135,9 +133,9 @@ class Predictive:
         score = np.where(below < above, score, -score)
         share = np.exp(-0.5 * score**2) / math.sqrt(2 * math.pi) * np.gradient(x, axis=-1)
         before, polynomial, found = np.zeros_like(x), np.ones_like(x), []
-        for k in range(1, _POLYNOMIALS + 1):  # normalised ones, by their recursion
-            found.append((share * polynomial).sum(-1) / math.sqrt(k))
-            following = (score * polynomial - math.sqrt(k - 1) * before) / math.sqrt(k)
+        for degree in range(1, _POLYNOMIALS + 1):  # normalised ones, by their recursion
+            found.append((share * polynomial).sum(-1) / math.sqrt(degree))
+            following = (score * polynomial - math.sqrt(degree - 1) * before) / math.sqrt(degree)
             before, polynomial = polynomial, following
         # No more than the variance, whatever the points have missed.
         most = np.sqrt(self._var()[rows] / np.square(found).sum(0))

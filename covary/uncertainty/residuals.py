@@ -274,9 +274,8 @@ def fit_residuals(
     _, without = _trained(family, known, residual, folds, masks, 0, seed)
     kept = _selected(model, slice(0, _FINAL))
     kept.loss = losses[family]
-    kept.globals[..., 2] = kept.globals[
-        ..., 2
-    ].mean()  # a target has one number of degrees of freedom
+    # A target has one number of degrees of freedom.
+    kept.globals[..., 2] = kept.globals[..., 2].mean()
     found_parts = {name: part.mean(0) for name, part in kept(known).parts.items()}
     total = torch.stack(list(found_parts.values())).sum(0)
     shares = {name: float((part / total).mean()) for name, part in found_parts.items()}
