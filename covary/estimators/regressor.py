@@ -30,7 +30,6 @@ from covary.uncertainty.residuals import (
     LEAST_ROWS,
     PARTS,
     Evidence,
-    FittedResiduals,
     Scales,
     VariancePart,
     correlation_of,
@@ -42,6 +41,8 @@ VARIANCES = ("learned", "emergent")
 # Of the likelihood. Weight decay would make variances small, as they come through weights. To learn
 # a variance takes more steps than to learn a mean, but many epochs learn the rows by heart.
 _LIKELIHOOD_NOISE, _LIKELIHOOD_STEPS, _LIKELIHOOD_EPOCHS = 0.2, 2, 80
+# Of the neighbours' average residual, what is right of it at least for there to be neighbours.
+_LEAST_NEIGHBOUR_SHARE = 0.2
 # Parts of a variance that are less than this on average are said to be thrown away.
 _LEAST_SHARE = 0.01
 
@@ -66,8 +67,8 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
             mixture, of fewer than 10 it is normal.
         neighbours: training rows that are looked at near a new one. Their residuals correct means
             as far as that helped held-out rows (``neighbour_shares_``), and the learned variance
-            sees them; not at all if held-out rows are likelier without. 0 for networks alone. With
-            ``variance="emergent"``, and of fewer than 10 rows, there are none.
+            sees them; not at all if that is less than a fifth of what they say. 0 for networks
+            alone. With ``variance="emergent"``, and of fewer than 10 rows, there are none.
         resolution: the least step between targets that are rounded, as 1 for whole numbers.
             Variances are at least ``resolution**2 / 12``, so that no density grows without end at
             the values that targets can have. It is the same for all targets.
@@ -242,31 +243,20 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         y, inputs = (task.y - rescale.shift) / rescale.scale, self.network_.standardize(task.x)
         self._rounding = (self.resolution / rescale.scale).square() / 12  # (t,)
         given = FAMILIES if self.distribution == "auto" else (self.distribution,)
-        rows, families = trained.rows, [given] * y.shape[1]
-
-        def fitted(local: Local | None) -> list[FittedResiduals]:
-            found = _corrected(trained.held_out, local, self.neighbour_shares_)
-            residual = y[rows] - found.mean
-            return [
-                fit_residuals(
-                    _evidence(inputs[rows], found, local, self._rounding, column),
-                    residual[:, column],
-                    parts=PARTS if self.variance == "learned" else ("emergent",),
-                    families=families[column],
-                    seed=task.seed,
-                )
-                for column in range(y.shape[1])
-            ]
-
+        rows = trained.rows
         local = self._fit_neighbours(trained, task.x, y, inputs)
-        self._residuals = fitted(local)
-        if local is not None:
-            # Of the same families, for the time that the others take.
-            families = [(each.model.family,) for each in self._residuals]
-            alone = fitted(None)
-            if sum(e.model.loss for e in alone) < sum(e.model.loss for e in self._residuals):
-                self._residuals, self._neighbours = alone, None
-                self.neighbour_shares_ = np.zeros(y.shape[1])
+        found = _corrected(trained.held_out, local, self.neighbour_shares_)
+        residual = y[rows] - found.mean
+        self._residuals = [
+            fit_residuals(
+                _evidence(inputs[rows], found, local, self._rounding, column),
+                residual[:, column],
+                parts=PARTS if self.variance == "learned" else ("emergent",),
+                families=given,
+                seed=task.seed,
+            )
+            for column in range(y.shape[1])
+        ]
         levels = torch.stack([each.levels for each in self._residuals], 1)
         self._far = np.sort((levels - 0.5).abs().numpy(), 0)  # (n, t)
         self._correlation: Floats = correlation_of(levels).numpy()
@@ -282,7 +272,8 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
     ) -> Local | None:
         """Remember residuals of training rows; what they say of held-out ones.
 
-        How much of it is added to means is what held-out rows say.
+        How much of it is added to means is what held-out rows say. Where that is little there are
+        no neighbours: what else they tell is mostly noise.
         """
         self._neighbours, self.neighbour_shares_ = None, np.zeros(y.shape[1])
         if self.neighbours == 0 or self.variance == "emergent" or len(x) < LEAST_ROWS:
@@ -296,7 +287,11 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         )
         rows = trained.rows
         local = self._neighbours(inputs[rows].numpy(), fold[rows.numpy()])
-        self.neighbour_shares_ = shares(local.residual, (y[rows] - trained.held_out.mean).numpy())
+        found = shares(local.residual, (y[rows] - trained.held_out.mean).numpy())
+        if found.max() < _LEAST_NEIGHBOUR_SHARE:
+            self._neighbours = None
+            return None
+        self.neighbour_shares_ = found
         return local
 
     def _parts_worth(self) -> dict[str, VariancePart]:

@@ -8,6 +8,7 @@ ended alone.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise, zip_longest
@@ -166,9 +167,9 @@ class ReplicaLoss(nn.Module):
             losses, statistics = self.replicas(*inputs)
             return losses.sum(), statistics.detach().mean()
         tensors, noises = self.replicas.state()
-        values = {name: tensor.detach() for name, tensor in tensors.items()}
+        values = [tensor.detach() for tensor in tensors.values()]
         with torch.no_grad():
-            loss, statistic, *gradients = step((values, noises), *inputs)
+            loss, statistic, *gradients = step(noises, *values, *inputs)
         trained = [tensor for tensor in tensors.values() if tensor.requires_grad]
         loss = _LossOfGradients.apply(loss, gradients, *trained)  # type: ignore[no-untyped-call]
         return loss, statistic
@@ -196,12 +197,12 @@ class ReplicaLoss(nn.Module):
         return self._steps[key]
 
     def _record(self, inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
-        """The operations of a step: state and batch -> loss, statistic and gradients."""
+        """The operations of a step: noises, other state and batch -> loss, statistic, gradients."""
         tensors, noises = self.replicas.state()
         trained = [name for name, tensor in tensors.items() if tensor.requires_grad]
 
-        def step(state: State, *inputs: Tensor) -> tuple[Tensor, ...]:
-            values, noises = state
+        def step(noises: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+            values, inputs = dict(zip(tensors, given, strict=False)), given[len(tensors) :]
             with torch.enable_grad():
                 leaves = {name: values[name].requires_grad_() for name in trained}
                 losses, statistics = self.replicas.call((values | leaves, noises), *inputs)
@@ -209,16 +210,33 @@ class ReplicaLoss(nn.Module):
                 gradients = torch.autograd.grad(loss, list(leaves.values()))
             return loss.detach(), statistics.detach().mean(), *gradients
 
-        # Recording runs the step once, which must update no buffer and take no random number.
-        copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        # Recording runs the step, which must update no buffer and take no random number.
+        copies = [tensor.detach().clone() for tensor in tensors.values()]
         device = inputs[0].device
         certain = positive_variances() if _is_always_noisy(self.replicas) else nullcontext()
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), certain:
-            recorded = make_fx(step)((copies, noises), *inputs)
-        # The covariance of the output, for one, which no loss of the mean looks at.
-        recorded.graph.eliminate_dead_code()
-        recorded.recompile()
-        return recorded
+            recorded = make_fx(step)(noises, *copies, *inputs)
+            # The covariance of the output, for one, which no loss of the mean looks at.
+            recorded.graph.eliminate_dead_code()
+            recorded.recompile()
+            return _without_python(recorded, noises, *copies, *inputs)
+
+
+def _without_python(recorded: torch.fx.GraphModule, *given: Tensor) -> Callable[..., Any]:
+    """The same operations, called by TorchScript: the same numbers in two thirds of the time.
+
+    Those of batch norm it does not take; they stay as they are.
+    """
+    with torch.no_grad(), warnings.catch_warnings():
+        # torch recommends torch.compile instead, which takes longer here than the training.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            traced: Callable[..., Any] = torch.jit.trace(  # type: ignore[no-untyped-call]
+                recorded, given, check_trace=False
+            )
+        except RuntimeError:
+            return recorded
+        return traced
 
 
 class _LossOfGradients(torch.autograd.Function):

@@ -172,20 +172,20 @@ class ResidualModel(nn.Module):
             "learned": out[..., 0].exp() * unit,
         }
         total = (parts["emergent"] + parts["spread"] + parts["learned"] + _LEAST * unit)[..., None]
+        df = torch.full_like(self.globals[..., :1], math.inf)
+        if self.family != "normal":
+            df = _LEAST_DF + F.softplus(3 + 3 * self.globals[..., 2:])
+        # A Student's t of squared scale 1 has the variance df / (df - 2); known is a variance.
+        added = known[..., None] * torch.where(torch.isinf(df), 1.0, 1 - 2 / df)
         if self.family != "mixture":
-            df = torch.full_like(self.globals[..., :1], math.inf)
-            if self.family == "student":
-                df = _LEAST_DF + F.softplus(3 + 3 * self.globals[..., 2:])
-            # A Student's t of squared scale 1 has the variance df / (df - 2); known is a variance.
-            added = known[..., None] * torch.where(torch.isinf(df), 1.0, 1 - 2 / df)
             zero = torch.zeros_like(total)
             return Scales(zero, zero, total + added, df, parts)
         logits, shifts, widths = out[..., 1:].chunk(3, -1)
         logits = logits.log_softmax(-1)
         shifts = shifts + torch.linspace(-0.5, 0.5, _COMPONENTS).to(shifts)
         shifts = (shifts - (logits.exp() * shifts).sum(-1, keepdim=True)) * total.sqrt()
-        squared = total * (2 * widths).exp() / 2 + known[..., None]
-        return Scales(logits, shifts, squared, self.globals.new_full((1, 1, 1), math.inf), parts)
+        squared = total * (2 * widths).exp() / 2 + added
+        return Scales(logits, shifts, squared, df, parts)
 
 
 class VariancePart(NamedTuple):
