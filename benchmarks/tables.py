@@ -349,7 +349,10 @@ def tables_accuracy(quantity: str, digits: int) -> str:
     titles = {"moment": "MomentRegressor", **titles}
     there = [method for method in titles if any(method in found for found in sets.values())]
 
-    def cell(found: dict[str, Any], method: str) -> str:
+    # Of the regressor's means.
+    more = {"ours, if all were known": "spearman_known"} if quantity == "spearman_error" else {}
+
+    def cell(found: dict[str, Any], method: str, quantity: str = quantity) -> str:
         value = found.get(method, {}).get(quantity)
         if value is None:
             return ""
@@ -358,8 +361,15 @@ def tables_accuracy(quantity: str, digits: int) -> str:
 
     title = METRICS[quantity].title
     return markdown(
-        [title, *(titles[method] for method in there)],
-        [[name, *(cell(found, method) for method in there)] for name, found in sets.items()],
+        [title, *(titles[method] for method in there), *more],
+        [
+            [
+                name,
+                *(cell(found, method) for method in there),
+                *(cell(found, "moment", key) for key in more.values()),
+            ]
+            for name, found in sets.items()
+        ],
     )
 
 

@@ -5,7 +5,8 @@
 One recipe for all sets, which chooses by training rows alone; 20 splits, 5 of protein. Raw targets,
 nats per row. Targets that are rounded (whole numbers of wine) have a variance of rounding at least,
 by the least gap between targets of training rows, so that no density grows without end at them.
-Each split is kept in out/tables_uci as soon as it is measured, and not measured again.
+Each split is kept in out/tables_uci as soon as it is measured, and those of the stored results are
+taken from there; remove both to measure them again.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from covary.uncertainty.metrics import of_distribution
 from reproduction.published.uci import BEST_OF_ALL
 
 FOLDER = results.ROOT / "out" / "tables_uci"
+PATH = results.FOLDER / "tables_uci.json"
+STORED: dict[str, Any] = results.load("tables_uci")["sets"] if PATH.exists() else {}
 SPLITS = {name: 5 if name == "protein" else 20 for name in PUBLISHED}
 # Of a transformer that was trained on millions of tables (TabPFN), as one public repository
 # reports them, for these sets; we have not verified them.
@@ -53,6 +56,8 @@ def least_gap(y: Floats) -> float:
 def measured(name: str, split: int) -> dict[str, Any]:
     """The numbers of a split, found in their file or measured and written there."""
     path = FOLDER / f"{name}-{split}.json"
+    if not path.exists() and (stored := STORED.get(name, {}).get("by_split", {}).get(str(split))):
+        write_json(path, stored)
     if not path.exists():
         x, y, x_test, y_test = split_of(name, split)
         began = time.perf_counter()
@@ -66,11 +71,17 @@ def measured(name: str, split: int) -> dict[str, Any]:
 
 def summary(name: str) -> dict[str, Any] | None:
     """Averages over the splits that are measured, with standard errors; None without any."""
-    there = [s for s in range(SPLITS[name]) if (FOLDER / f"{name}-{s}.json").exists()]
+    stored = STORED.get(name, {}).get("by_split", {})
+    there = [
+        split
+        for split in range(SPLITS[name])
+        if (FOLDER / f"{name}-{split}.json").exists() or str(split) in stored
+    ]
     if not there:
         return None
     rows = [measured(name, split) for split in there]
-    found: dict[str, Any] = {"splits": len(rows)}
+    of_each = {str(split): row for split, row in zip(there, rows, strict=True)}
+    found: dict[str, Any] = {"splits": len(rows), "by_split": of_each}
     for key in rows[0]:
         values = [row[key] for row in rows]
         found[key] = statistics.fmean(values)
