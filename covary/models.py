@@ -516,7 +516,7 @@ def _plain_leaves(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module
             yield from _plain_leaves(layer, f"{path}.{name}".lstrip("."))
 
 
-def _of_plain(path: str, layer: nn.Module) -> nn.Module | None:
+def _of_plain(path: str, layer: Any) -> nn.Module | None:  # its attributes are of its kind
     """The layer of moments of a conventional one; None for one that does nothing."""
     kind = type(layer)
     if layer._forward_hooks or layer._forward_pre_hooks:

@@ -22,6 +22,7 @@ from covary.models import with_covariance
 from covary.moments import Moments
 from covary.nn import Rescale, Standardize
 from covary.runs import tracking
+from covary.runs.card import write_card
 from covary.runs.config import Choices, DataConfig, DeviceConfig, ModelConfig, RunConfig
 from covary.runs.directory import Run, RunError, elapsed, environment
 from covary.runs.presets import preset
@@ -222,6 +223,7 @@ def train(
                 shown = display is not None and not isinstance(display, training.Silent)
                 _keep(run, config, net, dataset.inputs[rows], progress=shown)
             replace(record, seconds=elapsed(started)).write(run.environment_path)
+            write_card(run)
         fabric.barrier()
         return history
 
