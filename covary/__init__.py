@@ -49,7 +49,10 @@ _LATE = {
     "track": "covary.tracking",
     "verify": "covary.stochastic.verification",
 }
-_ROOMS = {"attacks", "data", "posterior", "stochastic", "testing", "training", "uncertainty"}
+_ROOMS = {
+    *("attacks", "data", "mlflow", "posterior", "runs", "serving", "stochastic", "testing"),
+    *("training", "uncertainty"),
+}
 
 
 def __getattr__(name: str) -> _Any:

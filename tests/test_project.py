@@ -55,7 +55,7 @@ LIBRARY = [
     {"posterior"},
     {"estimators", "runs"},
     {"compare", "serving"},
-    {"report"},
+    {"mlflow", "report"},
     {"cli"},
     {"__main__"},
 ]

@@ -33,9 +33,9 @@ Trained with covary {version}. Digest of the weights: `{digest}`.
 
     covary predict {name} NEW --out predictions.csv  # {new}
 
-    from covary import Predictor, runs
-    predictor = Predictor.load("{name}")    # new rows or images -> predictions, and how sure
-    net = runs.open("{name}").network()     # the torch module: raw inputs -> covary.Moments
+    import covary
+    predictor = covary.Predictor.load("{name}")  # new rows or images -> predictions, and how sure
+    net = covary.runs.open("{name}").network()   # the torch module: raw inputs -> covary.Moments
 
 The weights are `model.safetensors`, whose metadata says which format it has. Nothing is pickled.
 """

@@ -14,7 +14,7 @@ import numpy as np
 
 from covary.data import Chunk, DataError, ImageSchema, Schema
 from covary.data.columns import Gathered, shortened, with_nearest
-from covary.serving.predictor import ANSWER, Columns, Predictor
+from covary.serving.predictor import ANSWER, Columns, Predictor, check_not_taken
 from covary.serving.writing import format_of, writing
 
 
@@ -107,11 +107,7 @@ def _kept(chunk: Chunk, keep: str | Sequence[str], found: Columns) -> dict[str, 
             f"There is no column {with_nearest(absent, list(chunk.columns))} to keep; the table "
             f"has {shortened(chunk.columns, 25)}."
         )
-    if taken := [name for name in wanted if name in found]:
-        raise DataError(
-            f"The table has {shortened(map(repr, taken))}, which predictions are called, too; "
-            "rename it, or name the columns to keep (--keep)."
-        )
+    check_not_taken(wanted, found)
     return {name: chunk.columns[name] for name in wanted}
 
 
