@@ -174,10 +174,10 @@ class Predictor:
             rows: a data frame of pandas, with the columns of the run's table.
             keep: the columns that stand before the predictions; all of them if None.
         """
-        found = self(rows) if len(rows) else self(self.example())
+        found = self(rows) if len(rows) else type(rows)(self(self.example()))[:0]
         kept = rows if keep is None else rows[list(keep)]
         check_not_taken(kept.columns, found)
-        return kept.assign(**{name: values[: len(rows)] for name, values in found.items()})
+        return kept.assign(**{name: found[name] for name in found})
 
     def example(self) -> Columns:
         """One row that the run takes, by column: averages, and the first of the categories."""
