@@ -523,7 +523,7 @@ def _of_plain(path: str, layer: Any) -> nn.Module | None:  # its attributes are 
         raise _not_taken(path, layer, "has hooks, which change what it gives")
     if kind is nn.Identity:
         return None
-    if kind in (Flatten, Standardize, Rescale):
+    if isinstance(layer, Flatten | Standardize | Rescale):
         return layer
     if kind is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
         return Flatten()

@@ -218,7 +218,7 @@ class Predictor:
                 f"{FORMAT!r}. Update covary, or save the predictor again."
             )
         try:
-            chosen = {name: float(found[name]) for name in _NUMBERS}
+            chosen: dict[str, Any] = {name: float(found[name]) for name in _NUMBERS}
             return replace(cls.load(folder), **chosen, **{name: found[name] for name in _OTHERS})
         except (KeyError, TypeError) as error:
             raise FileError(f"{path} is damaged: {error!r}. {remedy}") from error

@@ -6,7 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -95,6 +95,35 @@ def predict_table(
                 progress(len(answered))
     summary.scores = score.found()
     return summary
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """How files are read, and which of their columns are written: as in ``predict_table``."""
+
+    keep: str | tuple[str, ...] = "all"
+    format: str = ""
+    source_format: str = ""
+    encoding: str = "utf-8"
+    delimiter: str | None = None
+    array: str = ""
+
+    def options(self) -> dict[str, Any]:
+        """Arguments of ``predict_table``; the format of what is written is in its name."""
+        return {name: value for name, value in asdict(self).items() if name != "format"}
+
+
+@dataclass(frozen=True)
+class Work:
+    """One file, and where its predictions go."""
+
+    source: Path
+    out: Path
+
+    def done(self, predictor: Predictor, how: FileOptions, **more: Any) -> PredictedTable:
+        """Predict it, in place of what was there."""
+        more |= how.options()
+        return predict_table(predictor, self.source, self.out, overwrite=True, **more)
 
 
 def _kept(chunk: Chunk, keep: str | Sequence[str], found: Columns) -> dict[str, Any]:
