@@ -32,6 +32,7 @@ def cluster() -> Iterator[None]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONPATH", ROOT)
         ray.init(
+            "local",  # and no other cluster that runs here
             num_cpus=3,
             object_store_memory=200 * 2**20,
             include_dashboard=False,

@@ -46,7 +46,8 @@ class Worker:
 
 def require() -> None:
     """Raise an error with the remedy unless Ray is there; nothing is sent home by it."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when Ray starts
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # both are read when Ray starts
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     with needed("Ray", "predicting with --engine ray", "ray"):
         import ray.data  # noqa: F401
 
