@@ -96,6 +96,12 @@ def test_predictions_that_are_there_are_kept_replaced_or_refused(houses, tmp_pat
     said = words(covary(*command, "--resume", "--level", 0.5, code=1))
     assert "has predictions with other settings (level). Go on with the model and options" in said
     covary(*command, "--overwrite", "--level", 0.5)
+    settings = json.loads((out / "_predictions.json").read_text())
+    assert "replacing" not in settings
+    (out / "_predictions.json").write_text(json.dumps(settings | {"replacing": True}))
+    said = words(covary(*command, "--resume", "--level", 0.5, code=1))
+    assert "an --overwrite did not come to its end. Replace them all (--overwrite)" in said
+    assert "not both: choose one" in covary(*command, "--resume", "--overwrite", code=1)
     assert (out / "0.parquet").stat().st_mtime_ns != before
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -130,6 +132,39 @@ def test_an_example_is_a_row_that_the_run_takes(tmp_path):
     given = rows.drop(columns="price").assign(day=pd.to_datetime(rows["day"]))
     found = model.predict(given)
     same({name: found[name].to_numpy() for name in found}, predictor(given))
+
+
+def functions_in_docs(folder: Path) -> list[dict[str, object]]:
+    """What the blocks of docs/lake.md that are not run define, block by block."""
+    text = (Path(covary.__file__).parents[1] / "docs" / "lake.md").read_text()
+    found = []
+    for block in re.findall(r"^```py\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        tree = ast.parse(block.replace("/shared/predictor", str(folder)))
+        tree.body = [
+            x for x in tree.body if "covary" in ast.unparse(x) or "predictor" in ast.unparse(x)
+        ]
+        names: dict[str, object] = {"covary": covary}
+        exec(compile(tree, "lake.md", "exec"), names)
+        found.append(names)
+    return found
+
+
+def test_functions_for_ray_spark_and_dask_take_frames(predictor, tmp_path):
+    predictor.save(tmp_path / "kept")
+    on_ray, on_spark, on_dask = functions_in_docs(tmp_path / "kept")
+    rows = frame(30, seed=9)
+    rows.insert(0, "id", np.arange(30))
+    expected = predictor.frame(rows, keep=["id"])
+    pd.testing.assert_frame_equal(on_ray["Scored"]()(rows), expected)
+    parts = list(on_spark["scored"](iter([rows[:0], rows])))
+    pd.testing.assert_frame_equal(parts[1], expected)
+    assert (len(parts[0]), list(parts[0])) == (0, list(expected))
+    text = (Path(covary.__file__).parents[1] / "docs" / "lake.md").read_text()
+    types = "".join(re.findall(r'^numbers = "(.*)"', text, re.MULTILINE)) + ", flag, reason"
+    assert [each.split()[0] for each in types.split(", ")] == list(expected)
+    meta = on_dask["scored"](rows[:0])
+    pd.testing.assert_frame_equal(on_dask["scored"](rows), expected)
+    assert (meta.dtypes == expected.dtypes).all()
 
 
 # ------------------------------------------------------------------------------ MLflow

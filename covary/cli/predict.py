@@ -186,28 +186,41 @@ def predict(
     )
     many = table != "-" and is_many(table, predictor)
     out = _checked_out(out, many, engine, resume)
-    with _rows_shown(predictor.things) as progress:
-        if many:
-            found = predict_files(
-                predictor, table, Path(out), how=how, engine=engine, overwrite=overwrite,
-                resume=resume, progress=progress,
-            )  # fmt: skip
-        else:
-            found = predict_table(
-                predictor,
-                sys.stdin.buffer if table == "-" else table,
-                sys.stdout.buffer if out == "-" else Path(out),
-                format=form,
-                overwrite=overwrite,
-                progress=progress,
-                **how.options(),
-            )
+    found = _written(predictor, table, out, how, many, engine, overwrite, resume)
     if as_json:
         common.show_json({**asdict(found), "promise": predictor.promise})
         return
     _show(found, predictor)
     if out != "-":
         say(f"Written to {quoted(Path(out))}.")
+
+
+def _written(
+    predictor: Predictor,
+    table: str,
+    out: str,
+    how: FileOptions,
+    many: bool,
+    engine: str,
+    overwrite: bool,
+    resume: bool,
+) -> PredictedTable:
+    """Predict one file or many, and show how far it is."""
+    with _rows_shown(predictor.things) as progress:
+        if many:
+            return predict_files(
+                predictor, table, Path(out), how=how, engine=engine, overwrite=overwrite,
+                resume=resume, progress=progress,
+            )  # fmt: skip
+        return predict_table(
+            predictor,
+            sys.stdin.buffer if table == "-" else table,
+            sys.stdout.buffer if out == "-" else Path(out),
+            format=how.format,
+            overwrite=overwrite,
+            progress=progress,
+            **how.options(),
+        )
 
 
 def _checked_out(out: str | None, many: bool, engine: str, resume: bool) -> str:

@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from covary.data import Dataset, ImageSchema, Schema, describe
@@ -256,7 +257,8 @@ class Run:
         return self.once("digest", self._digest, *files)
 
     def _digest(self) -> str:
-        found, kept = weights_digest(self.network()), self.metadata.get("weights")
+        with torch.random.fork_rng(devices=[]):  # a new network draws weights that nobody needs
+            found, kept = weights_digest(self.network()), self.metadata.get("weights")
         if kept not in (None, found):
             raise FileError(
                 f"{self.model_path} has other weights than its metadata says (digest "
@@ -463,7 +465,8 @@ class Run:
         layers = [layer for layer in net.modules() if isinstance(layer, Linear)]
         widths = [*(layer.in_features for layer in layers[:1]), *(x.out_features for x in layers)]
         names = (activation_of(layer) for layer in net.modules())
-        kept = self.config.model.build()  # of the precision in which it will be opened
+        with torch.random.fork_rng(devices=[]):
+            kept = self.config.model.build()  # of the precision in which it will be opened
         kept.load_state_dict(net.state_dict())
         metadata = {
             "format": FORMAT,

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from covary.data import DataError, Schema
 from covary.data.columns import shortened
@@ -70,17 +71,21 @@ def predict_files(
     """
     if engine not in ENGINES:
         raise DataError(f"The engine must be one of {', '.join(ENGINES)}, got {engine!r}.")
+    if overwrite and resume:
+        raise DataError("Predictions are gone on with or replaced, not both: choose one.")
     if engine == "ray":
         on_ray.require()
     every = works(source, out, how)
     check_columns(predictor, every, how)
     try:
         with locked(out, wait=False):
-            work = _left(predictor, every, out, how, overwrite, resume)
+            made_by = _settings(predictor, how)
+            work = _left(every, out, made_by, overwrite, resume)
             for path in (left for each in every for left in _unfinished(each)):
                 path.unlink()  # of a process that was killed
-            summaries = _ENGINES[engine](predictor, work, out, how, progress)
-            return merged(summaries)
+            found = merged(_ENGINES[engine](predictor, work, out, how, progress))
+            write_json(out / SETTINGS, made_by)
+            return found
     except BlockingIOError:
         raise DataError(
             f"Another process writes predictions to {out}. Wait for it, or choose another folder."
@@ -180,22 +185,21 @@ def check_columns(predictor: Predictor, every: Sequence[Work], how: FileOptions)
             )
 
 
-def _left(
-    predictor: Predictor,
-    every: list[Work],
-    out: Path,
-    how: FileOptions,
-    overwrite: bool,
-    resume: bool,
-) -> list[Work]:
-    """The files to predict, after a look at what is in the folder; and what they are made by."""
-    made_by = {
+def _settings(predictor: Predictor, how: FileOptions) -> dict[str, Any]:
+    """What decides predictions: the model, its flag, and what is written."""
+    return {
         "weights": predictor.model.about["weights"],
         **{name: getattr(predictor, name) for name in ("level", "conformal", "unseen")},
         "threshold": repr(predictor.threshold),
         "keep": list(how.keep) if isinstance(how.keep, tuple) else how.keep,
         "format": how.format,
     }
+
+
+def _left(
+    every: list[Work], out: Path, made_by: dict[str, Any], overwrite: bool, resume: bool
+) -> list[Work]:
+    """The files to predict, after a look at what is in the folder; keeps what they are made by."""
     there = [each for each in every if each.out.exists()]
     if there and not (overwrite or resume):
         raise DataError(
@@ -206,13 +210,19 @@ def _left(
     settings = out / SETTINGS
     if there and resume:
         before = read_json(settings, "Predict all again: --overwrite.")
+        if before.get("replacing"):
+            raise DataError(
+                f"{out} has old and new predictions: an --overwrite did not come to its end. "
+                "Replace them all (--overwrite)."
+            )
         if differences := [name for name, value in made_by.items() if before.get(name) != value]:
             raise DataError(
                 f"{out} has predictions with other settings ({', '.join(differences)}). Go on with "
                 "the model and options of the first time, or replace them (--overwrite)."
             )
         return [each for each in every if not each.out.exists()]
-    write_json(settings, made_by)
+    # Until all are replaced, nobody could tell the old ones from the new.
+    write_json(settings, made_by | {"replacing": bool(there)})
     return every
 
 

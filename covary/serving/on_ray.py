@@ -17,6 +17,7 @@ from covary.serving.predictor import Predictor
 from covary.serving.tables import FileOptions, PredictedTable, Work
 
 Batch = dict[str, Any]
+_TRIES = 4  # of a file whose worker ends in its middle: it may be the file that ends them
 
 
 class Worker:
@@ -65,8 +66,8 @@ def predicted(kept: Path, work: Sequence[Work], how: FileOptions) -> Iterator[Pr
 
     if is_own := not ray.is_initialized():
         ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    ray.data.DataContext.get_current().enable_progress_bars = False
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        ray.data.DataContext.get_current().enable_progress_bars = False
     try:
         files = [{"source": str(x.source.resolve()), "out": str(x.out.resolve())} for x in work]
         done = ray.data.from_items(files, override_num_blocks=len(files)).map_batches(
@@ -74,9 +75,17 @@ def predicted(kept: Path, work: Sequence[Work], how: FileOptions) -> Iterator[Pr
             fn_constructor_args=(str(kept.resolve()), how),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=actors(len(files))),
+            max_task_retries=_TRIES - 1,
         )
         for row in done.iter_rows():
             yield row["problem"] or PredictedTable(**json.loads(row["summary"]))
+    except ray.exceptions.RayError as error:
+        why = str(error).strip().splitlines()[-1].strip()
+        raise RuntimeError(
+            f"Ray gave the work up: {why} (All machines have to have this covary, and to see "
+            f"{kept.resolve().parent} and the files under the same paths; a file whose worker ends "
+            f"{_TRIES} times is not tried again.) --resume goes on with what is left."
+        ) from error
     finally:
         if is_own:
             ray.shutdown()
