@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import tables_networks
+from benchmarks import on_paper, tables_networks
 from benchmarks.cells import markdown, percent
 from benchmarks.results import ROOT, load, save
 from covary.compare.table_models import TABLE_MODELS
@@ -655,7 +655,58 @@ def predicting() -> str:
     )
 
 
+def lake() -> str:
+    measured = load("lake")
+    ways = list(measured["turns"][0])
+    rows = []
+    for way in ways:
+        cells = [way, f"{on_paper.ratio(measured, 'rows per second', way):.2f}"]
+        cells.append(f"{1 / on_paper.ratio(measured, 'seconds', way):.2f}")
+        load_before = statistics.median(turn[way]["load before"] for turn in measured["turns"])
+        rows.append([*cells, f"{load_before:.1f}"])
+    size = f"{measured['rows']:,} rows in {measured['files']} files, {measured['cores']} cores"
+    header = [size, "rows per second, once at work", "from start to end", "load before, by others"]
+    return markdown(header, rows)
+
+
+def rows_on_paper() -> str:
+    header = ["10^9 rows", "rows per second of a core", "core hours"]
+    header += [f"minutes on {on_paper.WORKERS} workers", "dollars"]
+    return markdown(
+        header,
+        [
+            [
+                f"{row['task']}, {row['format']}",
+                f"{round(row['rows per second'], -3):,.0f}",
+                f"{row['core hours']:.1f}",
+                f"{row['minutes on all workers']:.1f}",
+                f"{row['dollars']:.2f}",
+            ]
+            for row in on_paper.rows()
+        ],
+    )
+
+
+def images_on_paper() -> str:
+    return markdown(
+        ["10^8 images", "passes", "core hours", "hours of a GPU", "dollars on GPUs"],
+        [
+            [
+                row["what"],
+                f"{row['passes']:.1f}",
+                f"{row['core hours']:,.0f}",
+                f"{row['gpu hours']:,.0f}",
+                f"{row['dollars']:,.0f}",
+            ]
+            for row in on_paper.images()
+        ],
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "lake": lake,
+    "rows on paper": rows_on_paper,
+    "images on paper": images_on_paper,
     "scores": all_scores,
     "metrics": all_metrics,
     "verification": tables_networks.verification,

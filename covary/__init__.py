@@ -6,7 +6,7 @@ from typing import Any as _Any
 
 from covary import activations, covariance, models, moments, nn, rules, sources
 from covary.convert import convert
-from covary.models import mlp, with_covariance, with_dropout, with_noise
+from covary.models import from_plain, mlp, with_covariance, with_dropout, with_noise
 from covary.moments import Moments
 from covary.recording import record
 from covary.settings import check_values, supervise_covariance
@@ -27,6 +27,7 @@ __all__ = [
     "check_values",
     "convert",
     "covariance",
+    "from_plain",
     "mlp",
     "models",
     "moments",
@@ -48,7 +49,10 @@ _LATE = {
     "track": "covary.tracking",
     "verify": "covary.stochastic.verification",
 }
-_ROOMS = {"attacks", "data", "posterior", "stochastic", "testing", "training", "uncertainty"}
+_ROOMS = {
+    *("attacks", "data", "mlflow", "posterior", "runs", "serving", "stochastic", "testing"),
+    *("training", "uncertainty"),
+}
 
 
 def __getattr__(name: str) -> _Any:

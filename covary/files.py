@@ -75,11 +75,18 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors, and texts beside them, as safetensors."""
+    """Write tensors, and texts beside them, as safetensors; the same bytes for the same content."""
     from safetensors.torch import save
 
     whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    write_atomically(path, save(whole, metadata=None if metadata is None else dict(metadata)))
+    packed = memoryview(save(whole, metadata=None if metadata is None else dict(metadata)))
+    # The library has texts in an order of chance. A header is JSON behind its length in 8 bytes.
+    end = 8 + int.from_bytes(packed[:8], "little")
+    header = json.dumps(json.loads(bytes(packed[8:end])), sort_keys=True).encode()
+    header += b" " * (-len(header) % 8)
+    with replacing(path) as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.write(packed[end:])
 
 
 def read_bytes(path: Path) -> bytes:

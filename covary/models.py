@@ -1,4 +1,4 @@
-"""Builders of networks; twins of a network: with another covariance, other noise, or plain."""
+"""Builders of networks; twins of one: with another covariance, other noise, plain, or not plain."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,18 @@ from torch import Tensor, nn
 from covary import activations
 from covary.activations import LIF, MomentActivation
 from covary.covariance import Kind, check_kind, class_name
-from covary.nn import Activation, BatchNorm1d, Dropout, Lift, Linear, Noise, Noisy
+from covary.nn import (
+    Activation,
+    BatchNorm1d,
+    Dropout,
+    Flatten,
+    Lift,
+    Linear,
+    Noise,
+    Noisy,
+    Rescale,
+    Standardize,
+)
 from covary.nn.layers import Function
 from covary.nn.protocol import (
     MomentLayer,
@@ -409,6 +420,144 @@ def plain(
     if layers is None:
         return one(net).eval()
     return nn.Sequential(*[found for layer in layers for found in layers_of(layer)]).eval()
+
+
+# What a module of torch is called as a moment activation: its name in lower case, or made of the
+# numbers that it has.
+_OF_MODULES: dict[type[nn.Module], Callable[[Any], MomentActivation]] = {
+    nn.CELU: lambda layer: activations.celu(layer.alpha),
+    nn.ELU: lambda layer: activations.elu(layer.alpha),
+    nn.GELU: lambda layer: activations.get("gelu" + "_tanh" * (layer.approximate == "tanh")),
+    nn.Hardshrink: lambda layer: activations.hardshrink(layer.lambd),
+    nn.Hardtanh: lambda layer: activations.hardtanh(layer.min_val, layer.max_val),
+    nn.LeakyReLU: lambda layer: activations.leaky_relu(layer.negative_slope),
+    nn.Softplus: lambda layer: activations.softplus(layer.beta, layer.threshold),
+    nn.Softshrink: lambda layer: activations.softshrink(layer.lambd),
+    Function: lambda layer: layer.activation,
+}
+_BY_NAME = (
+    nn.Hardsigmoid, nn.Hardswish, nn.LogSigmoid, nn.Mish, nn.ReLU, nn.ReLU6, nn.SELU, nn.SiLU,
+    nn.Sigmoid, nn.Softsign, nn.Tanh, nn.Tanhshrink,
+)  # fmt: skip
+
+_BEFORE_MOMENTS = (Flatten, Standardize)
+_NAMES = {
+    Activation: "activation", BatchNorm1d: "batch_norm", Dropout: "dropout", Flatten: "flatten",
+    Linear: "linear", Rescale: "rescale", Standardize: "standardize",
+}  # fmt: skip
+
+
+def from_plain(
+    net: nn.Module, *, noise: float | Sequence[float], covariance: Kind = "full"
+) -> nn.Sequential:
+    """The moment neural network of a conventional one's weights: the inverse of ``plain``.
+
+    Tensors (B, n) in, ``covary.Moments`` out. Without noise the means are what the conventional
+    network gives. Parameters and buffers are shared: training either changes both. Layers are in
+    the order, and have the names, that ``mlp`` gives them, so that a ``state_dict`` fits both.
+
+    Args:
+        net: an ``nn.Linear``, or an ``nn.Sequential`` of linear layers, activations,
+            ``nn.BatchNorm1d``, ``nn.Dropout``, ``nn.Identity`` and ``nn.Flatten``, nested as one
+            likes. ``covary.convert`` takes all other networks.
+        noise: the standard deviation added to the input and before each activation; one for all, or
+            a list of them.
+        covariance: see ``covary.nn.Lift``.
+
+    Examples:
+        >>> import covary, torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        >>> covary.from_plain(net, noise=0.1)(torch.rand(5, 4))
+        Moments(mean=(5, 3), cov=Full)
+    """
+    _check_not_compiled(net, "from_plain")
+    made = [_of_plain(path, layer) for path, layer in _plain_leaves(net, "")]
+    layers = [layer for layer in made if layer is not None]
+    if not any(isinstance(layer, Linear) for layer in layers):
+        raise ValueError(f"from_plain needs a network with an nn.Linear, and this has none: {net}")
+    start = next(i for i, layer in enumerate(layers) if not isinstance(layer, _BEFORE_MOMENTS))
+    count = 1 + sum(isinstance(layer, Activation) for layer in layers)
+    given = list(noise) if isinstance(noise, Sequence) else [noise] * count
+    if len(given) != count:
+        raise ValueError(
+            f"from_plain needs one noise for all layers or {count} of them (the input's and one "
+            f"before each activation), got {len(given)}."
+        )
+    sigmas, found, place = iter(given), OrderedDict[str, nn.Module](), 0
+
+    def add(kind: str, layer: nn.Module) -> None:
+        name = f"{kind}{place or ''}"
+        while name in found:
+            name += "_"
+        found[name] = layer
+
+    for i, layer in enumerate(layers):
+        if i == start:
+            add("lift", Lift(next(sigmas), covariance))
+        if isinstance(layer, Linear):
+            place += 1
+        if isinstance(layer, Activation):
+            add("noise", Noise(next(sigmas)))
+        add(_NAMES[type(layer)], layer)
+    made_of = nn.Sequential(found)
+    have_tracking_buffers(made_of)
+    return made_of.train(net.training)
+
+
+def _plain_leaves(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    """Paths and layers of nested ``nn.Sequential``s; a single layer is a network of its own."""
+    layers = chain_of(module)
+    hooked = module._forward_hooks or module._forward_pre_hooks
+    if layers is None or hooked:
+        yield path, module
+        return
+    for name, layer in module._modules.items():
+        if layer is not None:
+            yield from _plain_leaves(layer, f"{path}.{name}".lstrip("."))
+
+
+def _of_plain(path: str, layer: Any) -> nn.Module | None:  # its attributes are of its kind
+    """The layer of moments of a conventional one; None for one that does nothing."""
+    kind = type(layer)
+    if layer._forward_hooks or layer._forward_pre_hooks:
+        raise _not_taken(path, layer, "has hooks, which change what it gives")
+    if kind is nn.Identity:
+        return None
+    if isinstance(layer, Flatten | Standardize | Rescale):
+        return layer
+    if kind is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
+        return Flatten()
+    if kind is nn.Dropout:
+        return Dropout(layer.p)
+    if kind is nn.Linear:
+        features = layer.in_features, layer.out_features
+        return _sharing(layer, Linear(*features, bias=layer.bias is not None, device="meta"))
+    if kind is nn.BatchNorm1d and layer.running_mean is not None and layer.momentum is not None:
+        numbers = layer.num_features, layer.eps, layer.momentum, layer.affine
+        return _sharing(layer, BatchNorm1d(*numbers, device="meta"))
+    if kind in _OF_MODULES:
+        return Activation(_OF_MODULES[kind](layer))
+    if kind in _BY_NAME:
+        return Activation(kind.__name__.lower())
+    raise _not_taken(path, layer, "has no layer of moments here")
+
+
+def _sharing(layer: nn.Module, made: Network) -> Network:
+    """``made`` with the parameters and buffers of ``layer`` in place of its own."""
+    for name, value in (*layer._parameters.items(), *layer._buffers.items()):
+        setattr(made, name, value)
+    return made
+
+
+def _not_taken(path: str, layer: nn.Module, why: str) -> ValueError:
+    """The error for a layer that has no place in a chain of moments, with what to do instead."""
+    where = f" ({path!r})" if path else ""
+    return ValueError(
+        f"from_plain takes linear layers, activations, BatchNorm1d, Dropout and Flatten in "
+        f"nn.Sequentials, and {type(layer).__name__}{where} {why}. covary.convert(net, noise=...) "
+        "takes any network; layers in front of the first Linear can stay as they are, in "
+        "nn.Sequential(front, covary.from_plain(rest, noise=...))."
+    )
 
 
 def has_slope(net: nn.Module) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,3 +23,12 @@ def shown(wanted: bool) -> Iterator[Steps]:
         return
     with Progress(console=console, transient=True) as bar:
         yield lambda items, name: iter(bar.track(items, description=f"{name:20}"))
+
+
+def is_first_process() -> bool:
+    """Whether this is the only process, or the first of several that run the same command.
+
+    ``RANK`` counts those of all nodes, and is set by torchrun; ``LOCAL_RANK`` alone by a strategy
+    that starts processes itself.
+    """
+    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"

@@ -27,6 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from covary.files import escaped, without_nan
+from covary.progress import is_first_process
 from covary.training import StoppedError
 
 Parameters = ParamSpec("Parameters")
@@ -57,7 +58,7 @@ MOST_SEEDS = 100
 # Errors whose message is enough to know what went wrong.
 _EXPECTED = (ValueError, RuntimeError, OSError, ImportError, MemoryError)
 # Processes that a strategy starts run the same command; only the first of them prints.
-_is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+_is_first = is_first_process()
 # Results go to standard output, all that is said on the way to standard error.
 results = Console(quiet=not _is_first)
 voice = Console(stderr=True, quiet=not _is_first)

@@ -16,7 +16,8 @@ from covary import runs
 from covary.cli import common
 from covary.cli.common import DataDir, Debug, Json, RunPath, quoted, reported, say
 from covary.data.rows import UNSEEN
-from covary.serving import PredictedTable, Predictor, predict_table
+from covary.serving import FileOptions, PredictedTable, Predictor, predict_files, predict_table
+from covary.serving.folders import is_many
 from covary.serving.predictor import COVERAGE
 from covary.serving.writing import FORMATS
 
@@ -28,11 +29,18 @@ Table = Annotated[
     typer.Argument(
         metavar="TABLE",
         help="New rows: a .csv, .tsv, .jsonl or .parquet file, or - for standard input. New "
-        "images: a folder of .png files, with its sub-folders, or an .npz file.",
+        "images: a folder of .png files, with its sub-folders, or an .npz file. Many files: a "
+        "folder of tables, or a pattern in quotes, such as 'lake/*.parquet'.",
     ),
 ]
 Out = Annotated[
-    str, typer.Option("--out", "-o", help="File of the predictions, or - for standard output.")
+    str | None,
+    typer.Option(
+        "--out",
+        "-o",
+        help="File of the predictions, or - for standard output; of many files a folder.",
+        show_default="predictions.csv",
+    ),
 ]
 Level = Annotated[
     float,
@@ -97,13 +105,22 @@ ImageArray = Annotated[
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if there is one.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Of many files: predict those that are not done.")
+]
+Engine = Annotated[
+    str,
+    typer.Option(
+        "--engine", help="Of many files: local, one after the other, or ray, on a cluster of it."
+    ),
+]
 
 
 @reported
 def predict(
     run: RunPath,
     table: Table,
-    out: Out = "predictions.csv",
+    out: Out = None,
     level: Level = 0.9,
     conformal: Conformal = False,
     risk: Risk = None,
@@ -116,6 +133,8 @@ def predict(
     delimiter: Delimiter = None,
     array: ImageArray = "",
     overwrite: Overwrite = False,
+    resume: Resume = False,
+    engine: Engine = "local",
     data_dir: DataDir = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -135,7 +154,8 @@ def predict(
     .npz file: uint8 (n, channels, height, width), channels last, or without channels if they are
     grey; or floating point numbers from 0 to 1.
 
-    Rows and images are read in chunks, so TABLE may be larger than memory.
+    Rows and images are read in chunks, so TABLE may be larger than memory. Of many files each gets
+    a file of predictions with its name, in the folder --out.
 
     Examples:
 
@@ -144,6 +164,8 @@ def predict(
     - `covary predict runs/patients new.csv --risk 0.05`
     - `covary predict runs/digits scans/ --out predictions.csv`
     - `cat new.csv | covary predict runs/houses - --out - --keep none`
+    - `covary predict runs/houses 'lake/*.parquet' --out scored/`
+    - `covary predict runs/houses 'lake/*.parquet' --out scored/ --engine ray`
     """
     _check_use(out, level, risk, coverage, unseen, as_json)
     opened = runs.open(run)
@@ -154,20 +176,17 @@ def predict(
         run, level=level, conformal=conformal, risk=risk, coverage=coverage, unseen=unseen,
         data_dir=data_dir, progress=common.progress,
     )  # fmt: skip
-    with _rows_shown(predictor.things) as progress:
-        found = predict_table(
-            predictor,
-            sys.stdin.buffer if table == "-" else table,
-            sys.stdout.buffer if out == "-" else Path(out),
-            keep=keep if keep in _KEEP else [name.strip() for name in keep.split(",")],
-            format=form,
-            overwrite=overwrite,
-            source_format=input_format or ("csv" if table == "-" else ""),
-            array=array,
-            encoding=encoding,
-            delimiter=delimiter,
-            progress=progress,
-        )
+    how = FileOptions(
+        keep=keep if keep in _KEEP else tuple(name.strip() for name in keep.split(",")),
+        format=form,
+        source_format=input_format or ("csv" if table == "-" else ""),
+        encoding=encoding,
+        delimiter=delimiter,
+        array=array,
+    )
+    many = table != "-" and is_many(table, predictor)
+    out = _checked_out(out, many, engine, resume)
+    found = _written(predictor, table, out, how, many, engine, overwrite, resume)
     if as_json:
         common.show_json({**asdict(found), "promise": predictor.promise})
         return
@@ -176,8 +195,56 @@ def predict(
         say(f"Written to {quoted(Path(out))}.")
 
 
+def _written(
+    predictor: Predictor,
+    table: str,
+    out: str,
+    how: FileOptions,
+    many: bool,
+    engine: str,
+    overwrite: bool,
+    resume: bool,
+) -> PredictedTable:
+    """Predict one file or many, and show how far it is."""
+    with _rows_shown(predictor.things) as progress:
+        if many:
+            return predict_files(
+                predictor, table, Path(out), how=how, engine=engine, overwrite=overwrite,
+                resume=resume, progress=progress,
+            )  # fmt: skip
+        return predict_table(
+            predictor,
+            sys.stdin.buffer if table == "-" else table,
+            sys.stdout.buffer if out == "-" else Path(out),
+            format=how.format,
+            overwrite=overwrite,
+            progress=progress,
+            **how.options(),
+        )
+
+
+def _checked_out(out: str | None, many: bool, engine: str, resume: bool) -> str:
+    """Where predictions go; options that are for many files alone are refused for one."""
+    if many:
+        if out in (None, "-"):
+            raise typer.BadParameter("Predictions of many files go to a folder: --out scored/.")
+        assert out is not None
+        return out
+    if resume or engine != "local":
+        used = "--resume" if resume else f"--engine {engine}"
+        raise typer.BadParameter(
+            f"{used} is for many files: a folder of tables, or a pattern in quotes ('lake/*.csv')."
+        )
+    return out or "predictions.csv"
+
+
 def _check_use(
-    out: str, level: float, risk: float | None, coverage: float | None, unseen: str, as_json: bool
+    out: str | None,
+    level: float,
+    risk: float | None,
+    coverage: float | None,
+    unseen: str,
+    as_json: bool,
 ) -> None:
     """Options that do not go together, and values that none can have."""
     if as_json and out == "-":
@@ -195,6 +262,9 @@ def _check_use(
 
 
 def _show(found: PredictedTable, predictor: Predictor) -> None:
+    if not found.rows:
+        say("All files were predicted already.")
+        return
     share = f"{found.answered / found.rows:.1%}"
     things = predictor.things if found.rows > 1 else predictor.things[:-1]
     say(f"{found.rows:,} {things}, {share} to answer, the rest to ask about.")

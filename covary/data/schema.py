@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -109,6 +110,17 @@ class Column:
         count = f"{len(column.texts)} value{'s' if len(column.texts) > 1 else ''}"
         notes.append(f"column {name!r} is a category of {count}{hint_of_dates(column.texts)}")
         return cls(name, "category", tuple(sorted(column.texts)), indicator=indicator)
+
+    def example(self) -> npt.NDArray[Any]:
+        """(1,) a value that it takes: the training mean, or the first of the categories."""
+        if self.kind == "boolean":
+            return np.array([False])
+        if self.kind == "category":
+            return np.array([self.categories[0]], object)
+        days = np.array([0.0 if self.fill is None else self.fill])
+        if self.kind != "date":
+            return days
+        return (days * _SECONDS * 1e9).astype("datetime64[ns]")
 
     def codes(self, gathered: Gathered) -> Values:
         """Numbers and days as they are; the place of each text among the categories.

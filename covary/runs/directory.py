@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from covary.data import Dataset, ImageSchema, Schema, describe
@@ -23,8 +24,9 @@ from covary.data.locking import locked
 from covary.files import FileError, read_json, read_tensors, read_text, write_tensors
 from covary.models import with_covariance, with_noise
 from covary.moments import Moments
-from covary.nn import Noisy
+from covary.nn import Linear, Noisy
 from covary.nn.fidelity import Fidelity as TrackingFidelity
+from covary.nn.protocol import activation_of
 from covary.runs import predictions, results
 from covary.runs.config import RunConfig
 from covary.runs.predictions import Predictions
@@ -60,6 +62,10 @@ _FILES = (
     "report.html",
 )
 _FOLDERS = ("tensorboard", "figures", "epochs")
+# Of model.safetensors, in its metadata; files from before it was written are read as they are.
+FORMAT = "1"
+# The first line of a README.md that covary wrote, and may therefore replace.
+CARD_MARK = "<!-- Written by covary. It is written again when the run is trained or evaluated. -->"
 
 
 class RunError(ValueError):
@@ -120,6 +126,7 @@ class Run:
         self.attack_path = self.path / "attack.json"
         self.verification_path = self.path / "verification.json"
         self.spikes_path = self.path / "spikes.json"
+        self.card_path = self.path / "README.md"  # about the model, for people
         self._aside = self.path / ".replaced"
         self._kept: dict[str, tuple[object, Any]] = {}
 
@@ -247,7 +254,39 @@ class Run:
     def weights(self) -> str:
         """Digest of the network, to know it by."""
         files = (self.config_path, self.model_path, self.checkpoint_path)
-        return self.once("digest", lambda: weights_digest(self.network()), *files)
+        return self.once("digest", self._digest, *files)
+
+    def _digest(self) -> str:
+        with torch.random.fork_rng(devices=[]):  # a new network draws weights that nobody needs
+            found, kept = weights_digest(self.network()), self.metadata.get("weights")
+        if kept not in (None, found):
+            raise FileError(
+                f"{self.model_path} has other weights than its metadata says (digest "
+                f"{kept[:8]}): it was changed or damaged. Take it from a copy, or train again."
+            )
+        return found
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What ``model.safetensors`` says of itself; empty before training is finished."""
+        path = self.model_path
+        if not path.exists():
+            return {}
+        found = self.once(f"tensors {path.name}", lambda: read_tensors(path), path)[1]
+        if found.get("format", FORMAT) != FORMAT:
+            raise FileError(
+                f"{path} has format {found['format']!r} of covary {found.get('covary', '')}, and "
+                f"this covary reads format {FORMAT!r}. Update covary, or train again."
+            )
+        return found
+
+    @property
+    def has_card(self) -> bool:
+        """Whether its README.md is one that covary wrote, and not somebody else's."""
+        if not self.card_path.is_file():
+            return False
+        with self.card_path.open("rb") as file:
+            return file.readline().strip() == CARD_MARK.encode()
 
     @property
     def tracking(self) -> TrackingFidelity | None:
@@ -275,6 +314,7 @@ class Run:
                 "--overwrite. (A run that it was to replace is in .replaced there.)"
             )
         tensors, _ = self.once(f"tensors {path.name}", lambda: read_tensors(path), path)
+        _ = self.metadata  # of a version that can be read
         return path, {
             name.removeprefix(prefix): value
             for name, value in tensors.items()
@@ -369,6 +409,7 @@ class Run:
         """Remove all that a run has made here, and nothing else."""
         files = [self.path / name for name in _FILES]
         self.check_replaceable(*files)
+        files += [self.card_path] * self.has_card
         for path in [*files, *self.path.glob(".*.unfinished")]:
             path.unlink(missing_ok=True)
         for folder in _FOLDERS:
@@ -382,7 +423,8 @@ class Run:
             if not self.model_path.exists():
                 self.put_back()  # what was to replace it did not come to its end
             self.drop_aside()
-        for path in (self.path / name for name in (*_FOLDERS, *reversed(_FILES))):
+        card = (self.card_path.name,) * self.has_card
+        for path in (self.path / name for name in (*_FOLDERS, *card, *reversed(_FILES))):
             if path.exists():
                 self._aside.mkdir(exist_ok=True)
                 path.replace(self._aside / path.name)
@@ -419,8 +461,21 @@ class Run:
                 raise FileError(f"{path} is a folder, where a file is expected. Move it away.")
 
     def save_network(self, net: nn.Module) -> None:
-        """Write the weights, whole or not at all."""
-        write_tensors(self.model_path, net.state_dict())
+        """Write the weights, and in the metadata what they are of, whole or not at all."""
+        layers = [layer for layer in net.modules() if isinstance(layer, Linear)]
+        widths = [*(layer.in_features for layer in layers[:1]), *(x.out_features for x in layers)]
+        names = (activation_of(layer) for layer in net.modules())
+        with torch.random.fork_rng(devices=[]):
+            kept = self.config.model.build()  # of the precision in which it will be opened
+        kept.load_state_dict(net.state_dict())
+        metadata = {
+            "format": FORMAT,
+            "covary": versions().get("covary", ""),
+            "widths": "-".join(map(str, widths)),
+            "activation": ", ".join(dict.fromkeys(str(name) for name in names if name)),
+            "weights": weights_digest(kept),
+        }
+        write_tensors(self.model_path, net.state_dict(), metadata)
 
     def save_tracking(self, net: nn.Module) -> bool:
         """Add what ``covary.track`` measured to the weights, if training is finished."""

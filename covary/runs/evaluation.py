@@ -15,6 +15,7 @@ from covary.models import with_covariance
 from covary.nn import Rescale
 from covary.progress import Steps
 from covary.runs import budget, distributions, predictions
+from covary.runs.card import write_card
 from covary.runs.directory import Run
 from covary.runs.predictions import Predictions
 from covary.runs.results import CalibrationResult, Evaluation, HeldOut, TrackedFidelity, sha256
@@ -79,7 +80,7 @@ def evaluate(
     results = {"test": classification_metrics(test) if classify else _regression(test, net)}
     results |= {name: _ood_metrics(parts[name], test) for name in others}
     predictions.write(run.predictions_path, parts)
-    return Evaluation(
+    found = Evaluation(
         layers=tuple(predictions.layer_names(net)),
         classes=tuple(dataset.classes),
         features=tuple(dataset.features),
@@ -99,6 +100,8 @@ def evaluate(
         predictions_sha256=sha256(run.predictions_path),
         **run.about(started, seed),
     ).write(run.evaluation_path)
+    write_card(run)
+    return found
 
 
 def classification_metrics(part: Predictions) -> dict[str, float]:

@@ -11,20 +11,24 @@ import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from covary.data import DataError
-from covary.files import FileError, read_tensors, write_tensors
+from covary.data import DataError, Schema
+from covary.files import FileError, read_tensors, write_atomically, write_json, write_tensors
 from covary.inputs import in_batches
 from covary.models import with_covariance, with_noise
 from covary.moments import Moments, mean_of
 from covary.nn import Lift, Linear, Rescale
 from covary.progress import Steps
+from covary.runs.config import RunConfig
 from covary.runs.directory import Run, RunError
+from covary.runs.records import to_json
 from covary.runs.results import CalibrationNumbers, KeptCalibration
 from covary.runs.samples import validation_rows
 from covary.runs.tracking import chosen, quietly
@@ -180,12 +184,16 @@ class RowModel(nn.Module):
         batch: rows that it takes at a time.
         covariance: how the network stores its covariances.
         seconds: that fitting took, but for the network.
+        config: of the run.
+        about: what its file says beside the tensors: of which weights it is, and the head.
     """
 
     unit: Tensor
     seen_novelty: Tensor
     seen_uncertainty: Tensor
     seen_error: Tensor
+    config: RunConfig
+    about: Mapping[str, str]
 
     def __init__(
         self,
@@ -227,6 +235,18 @@ class RowModel(nn.Module):
         """All that is not the network's."""
         state = self.state_dict()
         return {name: value for name, value in state.items() if not name.startswith("net.")}
+
+    def save(self, folder: Path, schema: Schema | None) -> None:
+        """Write a run that predicts into an empty folder, without data or results of the run."""
+        run, config = Run(folder), self.config
+        data = replace(config.data, name=Path(config.data.name).name)
+        config = replace(config, data=data, model=replace(config.model, trunk_from=""))
+        write_atomically(run.config_path, config.to_toml().encode())
+        if schema is not None:
+            write_json(run.schema_path, to_json(schema))
+        noise = config.model.noise
+        run.save_network(with_noise(self.net, noise if len(noise) > 1 else noise[0]))
+        write_tensors(run.predictor_path, self.fitted(), self.about)
 
 
 def row_model(run: Run, *, progress: Steps | None = None) -> RowModel:
@@ -275,6 +295,7 @@ def _restored(run: Run, tensors: Mapping[str, Tensor], about: Mapping[str, str])
     found = RowModel(net, Novelty(inputs), head, batch, *tensors["seen_error"].shape)
     found.load_state_dict({**found.state_dict(), **tensors})
     found.covariance, found.seconds = about["covariance"], float(about["seconds"])
+    found.config, found.about = run.config, dict(about)
     return found.eval()
 
 
@@ -325,8 +346,9 @@ def _fitted(run: Run, progress: Steps | None) -> RowModel:
         model.unit = unit
         _look_back(model, x, y)
     model.covariance, model.seconds = how.covariance, round(time.perf_counter() - began, 3)
+    model.config, model.about = run.config, {**about, "seconds": str(model.seconds)}
     if run.is_writable:
-        write_tensors(run.predictor_path, model.fitted(), {**about, "seconds": str(model.seconds)})
+        write_tensors(run.predictor_path, model.fitted(), model.about)
     return model.eval().requires_grad_(False)
 
 

@@ -21,7 +21,9 @@ from covary.files import write_atomically, write_json
 from covary.models import with_covariance
 from covary.moments import Moments
 from covary.nn import Rescale, Standardize
+from covary.progress import is_first_process
 from covary.runs import tracking
+from covary.runs.card import write_card
 from covary.runs.config import Choices, DataConfig, DeviceConfig, ModelConfig, RunConfig
 from covary.runs.directory import Run, RunError, elapsed, environment
 from covary.runs.presets import preset
@@ -179,7 +181,7 @@ def train(
     goes_on = existing == "resume" and run.checkpoint_path.exists()
     trunk = None if goes_on else _trunk_of(config.model)
     # Processes that a strategy starts run this too; the folder is for the first of them.
-    first = int(os.environ.get("LOCAL_RANK", "0")) == 0
+    first = is_first_process()
     with prepared(run, config, existing, schema) if first else nullcontext():
         fabric.launch()
         held_out, rows = validation_rows(len(dataset.x), config)
@@ -222,6 +224,7 @@ def train(
                 shown = display is not None and not isinstance(display, training.Silent)
                 _keep(run, config, net, dataset.inputs[rows], progress=shown)
             replace(record, seconds=elapsed(started)).write(run.environment_path)
+            write_card(run)
         fabric.barrier()
         return history
 
@@ -261,10 +264,21 @@ def _fabric(config: RunConfig, devices: DeviceConfig) -> Fabric:
     accelerator = devices.accelerator
     if accelerator == "auto":  # what else there is lacks float64, which tables are read in
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    count, nodes, strategy = devices.devices, 1, devices.strategy
+    if torch.distributed.is_available() and torch.distributed.is_torchelastic_launched():
+        here, all_of_them = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+        if count not in (1, here):
+            raise ValueError(
+                f"torchrun started {here} processes on this node, and --devices says {count}: "
+                "leave --devices out, and say it to torchrun (--nproc-per-node)."
+            )
+        count, nodes = here, all_of_them // here
+        strategy = "ddp" if strategy == "auto" else strategy
     return Fabric(
         accelerator=accelerator,
-        devices=devices.devices,
-        strategy=devices.strategy,
+        devices=count,
+        num_nodes=nodes,
+        strategy=strategy,
         precision=config.precision,  # type: ignore[arg-type]
     )
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from numpy.typing import NDArray
 
 from covary import runs
 from covary.data import Chunk, DataError, ImageSchema, Schema, read_images, read_rows
+from covary.data.columns import shortened
 from covary.data.rows import UNSEEN
+from covary.files import FileError, read_json, write_json
 from covary.inputs import in_batches
 from covary.moments import Moments
 from covary.progress import Steps
+from covary.runs.directory import FORMAT
 from covary.runs.row_model import Answers, ClassHead, RowModel, TargetHead, row_model
 from covary.uncertainty.answering import (
     prediction_sets,
@@ -33,6 +37,9 @@ COVERAGE = 0.9  # of rows that are answered, if nothing is said
 # Rows like those of training that count as being on the data.
 _ON_THE_DATA = 0.99
 _OFF = ": off the data"  # behind the name of a column
+# What is chosen when a predictor is loaded, and the file that keeps it.
+_CHOSEN = "predictor.json"
+_NUMBERS, _OTHERS = ("level", "threshold", "limit"), ("conformal", "promise", "unseen")
 CHUNK, _IMAGES = 65536, 4096  # rows and images at a time; whole numbers of the model's batches
 
 
@@ -157,6 +164,65 @@ class Predictor:
         found = [self.of_chunk(chunk) for chunk in self.read(given)]
         return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
 
+    def frame(self, rows: Any, *, keep: Sequence[str] | None = None) -> Any:
+        """A data frame of n rows -> the same rows with predictions as further columns.
+
+        For engines that hand out frames: ``map_batches`` of Ray Data, ``mapInPandas`` of Spark,
+        ``map_partitions`` of Dask. A frame of no rows gives one of no rows, with all columns.
+
+        Args:
+            rows: a data frame of pandas, with the columns of the run's table.
+            keep: the columns that stand before the predictions; all of them if None.
+        """
+        found = self(rows) if len(rows) else type(rows)(self(self.example()))[:0]
+        kept = rows if keep is None else rows[list(keep)]
+        check_not_taken(kept.columns, found)
+        return kept.assign(**{name: found[name] for name in found})
+
+    def example(self) -> Columns:
+        """One row that the run takes, by column: averages, and the first of the categories."""
+        if not isinstance(self.schema, Schema):
+            raise DataError("An example is one of a table's rows, and the run is of images.")
+        found: Columns = {name: column.example() for name, column in self.schema.inputs.items()}
+        return found | {name: np.zeros(1) for name in self.schema.errors.values()}
+
+    def save(self, folder: Path | str) -> None:
+        """Write what it needs into a new folder, whole or not at all; ``restored`` reads it.
+
+        Plain files: safetensors, JSON and toml. The folder is a run, without its data and results:
+        ``Predictor.load`` takes it too, and chooses level and flag anew.
+        """
+        folder = Path(folder)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise FileError(f"{folder} is there already. Remove it, or choose another folder.")
+        unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.unfinished")
+        try:
+            unfinished.mkdir(parents=True)
+            table = self.schema if isinstance(self.schema, Schema) else None
+            self.model.save(unfinished, table)
+            numbers = {name: repr(getattr(self, name)) for name in _NUMBERS}  # infinite ones, too
+            others = {name: getattr(self, name) for name in _OTHERS}
+            write_json(unfinished / _CHOSEN, {"format": FORMAT, **numbers, **others})
+            unfinished.replace(folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+    @classmethod
+    def restored(cls, folder: Path | str) -> Predictor:
+        """The predictor that ``save`` wrote, with the level and flag that it had."""
+        path, remedy = Path(folder) / _CHOSEN, "Save the predictor again (covary.Predictor.save)."
+        found = read_json(path, remedy)
+        if found.get("format") != FORMAT:
+            raise FileError(
+                f"{path} has format {found.get('format')!r}, and this covary reads format "
+                f"{FORMAT!r}. Update covary, or save the predictor again."
+            )
+        try:
+            chosen: dict[str, Any] = {name: float(found[name]) for name in _NUMBERS}
+            return replace(cls.load(folder), **chosen, **{name: found[name] for name in _OTHERS})
+        except (KeyError, TypeError) as error:
+            raise FileError(f"{path} is damaged: {error!r}. {remedy}") from error
+
     @property
     def things(self) -> str:
         """What is predicted, in a word: rows or images."""
@@ -268,6 +334,15 @@ class Predictor:
             # Which says by itself why a row is unlike others, but for a column that is off.
             found[row] = f"{reason}; {found[row]}" if found[row].endswith(_OFF) else reason
         return found
+
+
+def check_not_taken(columns: Iterable[str], found: Columns) -> None:
+    """Refuse columns of a table that have a name of the predictions."""
+    if taken := [name for name in columns if name in found]:
+        raise DataError(
+            f"The table has {shortened(map(repr, taken))}, which predictions are called, too; "
+            "rename it, or name the columns to keep (--keep)."
+        )
 
 
 def _promise(

@@ -6,7 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from covary.data import Chunk, DataError, ImageSchema, Schema
 from covary.data.columns import Gathered, shortened, with_nearest
-from covary.serving.predictor import ANSWER, Columns, Predictor
+from covary.serving.predictor import ANSWER, Columns, Predictor, check_not_taken
 from covary.serving.writing import format_of, writing
 
 
@@ -97,6 +97,35 @@ def predict_table(
     return summary
 
 
+@dataclass(frozen=True)
+class FileOptions:
+    """How files are read, and which of their columns are written: as in ``predict_table``."""
+
+    keep: str | tuple[str, ...] = "all"
+    format: str = ""
+    source_format: str = ""
+    encoding: str = "utf-8"
+    delimiter: str | None = None
+    array: str = ""
+
+    def options(self) -> dict[str, Any]:
+        """Arguments of ``predict_table``; the format of what is written is in its name."""
+        return {name: value for name, value in asdict(self).items() if name != "format"}
+
+
+@dataclass(frozen=True)
+class Work:
+    """One file, and where its predictions go."""
+
+    source: Path
+    out: Path
+
+    def done(self, predictor: Predictor, how: FileOptions, **more: Any) -> PredictedTable:
+        """Predict it, in place of what was there."""
+        more |= how.options()
+        return predict_table(predictor, self.source, self.out, overwrite=True, **more)
+
+
 def _kept(chunk: Chunk, keep: str | Sequence[str], found: Columns) -> dict[str, Any]:
     """The columns of a table that are written before its predictions."""
     if keep == "none":
@@ -107,11 +136,7 @@ def _kept(chunk: Chunk, keep: str | Sequence[str], found: Columns) -> dict[str, 
             f"There is no column {with_nearest(absent, list(chunk.columns))} to keep; the table "
             f"has {shortened(chunk.columns, 25)}."
         )
-    if taken := [name for name in wanted if name in found]:
-        raise DataError(
-            f"The table has {shortened(map(repr, taken))}, which predictions are called, too; "
-            "rename it, or name the columns to keep (--keep)."
-        )
+    check_not_taken(wanted, found)
     return {name: chunk.columns[name] for name in wanted}
 
 
