@@ -144,7 +144,7 @@ def test_wrong_use_is_told_with_the_remedy(houses, predictor, tmp_path, monkeypa
 
     assert "No file matches" in told(f"{folder}/*.csv", "--out", tmp_path / "o")
     (tmp_path / "empty").mkdir()
-    assert "holds no tables (.csv," in told(tmp_path / "empty", "--out", tmp_path / "o")
+    assert "is a folder without any, nor" in told(tmp_path / "empty", "--out", tmp_path / "o")
     assert "many files go to a folder" in told(folder, code=2)
     assert "many files go to a folder" in told(folder, "--out", "-", code=2)
     assert "is a file, where predictions of many" in told(folder, "--out", one)

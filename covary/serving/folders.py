@@ -96,9 +96,11 @@ def works(source: str, out: Path, how: FileOptions) -> list[Work]:
     """All files of a pattern or folder, and their predictions; refused if any would be lost."""
     base, files = _found(source)
     if not files:
-        kinds = ", ".join(_TABLES)
         if Path(source).is_dir():
-            raise DataError(f"{source} holds no tables ({kinds}), nor do its sub-folders.")
+            raise DataError(
+                "The run is of a table, and takes a csv, JSON lines or parquet file; "
+                f"{source} is a folder without any, nor are there any in its sub-folders."
+            )
         raise DataError(f"No file matches {source}. Check the pattern, and quote it in a shell.")
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file, where predictions of many are a folder: name one.")
