@@ -56,6 +56,7 @@ LIBRARY = [
     {"estimators", "runs"},
     {"compare", "serving"},
     {"report"},
+    {"server"},
     {"cli"},
     {"__main__"},
 ]

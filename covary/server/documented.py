@@ -1,0 +1,101 @@
+"""What the interface says of itself: OpenAPI, and a page of it that needs nothing else."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from typing import Any
+
+from covary.server.bodies import JSON, PNG
+from covary.server.page import PLAIN
+
+DESCRIPTION = (
+    "Predictions of a covary run, with how sure each is and when to ask someone. Errors are an "
+    "object with one sentence, `error`."
+)
+_TOLD = {
+    400: "The request is no HTTP that this server understands.",
+    404: "There is no such page; /docs has those that there are.",
+    405: "This page takes another method; /docs says which.",
+    500: "The server failed at this request; its log says where.",
+}
+_BODIES = {
+    JSON: {
+        "schema": {"type": "array", "items": {}},
+        "examples": {
+            "rows of a table": {"value": [{"income": 3.2, "city": "Oslo"}]},
+            "images": {"value": [[[0, 128], [255, 64]]]},
+        },
+    },
+    PNG: {"schema": {"type": "string", "format": "binary"}},
+}
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {
+        "description": told,
+        "content": {
+            JSON: {"schema": {"type": "object", "properties": {"error": {"type": "string"}}}}
+        },
+    }
+    for status, told in {
+        401: "the token is missing or wrong",
+        408: "the body did not come in time",
+        413: "the body is too long",
+        415: "the body is of another type, or compressed",
+        422: "the rows cannot be read, or are too many",
+        429: "too many requests wait: try again",
+        503: "there was no time for an answer",
+    }.items()
+}
+_ANSWERS = {
+    "description": "for each row `prediction`, its error bar or probabilities, `novelty`, `flag`, "
+    "`reason`; and the digest of the `model`",
+    "content": {JSON: {"schema": {"type": "object"}}},
+}
+PREDICT: dict[str, Any] = {
+    "summary": "Predict rows of a table, or images",
+    "description": "Rows are a list of objects, by the names of the columns (`/schema` has "
+    "them), null where a value is missing. Images are nested lists of numbers (whole ones from 0 "
+    "to 255, or floating point numbers from 0 to 1), or one PNG. Predictions are in the order of "
+    "the rows.",
+    "openapi_extra": {"requestBody": {"required": True, "content": _BODIES}},
+    "responses": {200: _ANSWERS},
+}
+EXPLAIN: dict[str, Any] = {
+    **PREDICT,
+    "summary": "Predict one row or image, and say what the answer is made of",
+    "description": "As `/predict`, of one row. `explanation` has, for each target, points of its "
+    "density (`x`, `density`), and the parts of its variance; of classes, the parts of the "
+    "variance of the predicted one's calibrated logit.",
+}
+
+
+def told(status: int) -> str:
+    """A sentence for a status that the framework gave."""
+    return _TOLD.get(status, "The request was refused.")
+
+
+def page(openapi: dict[str, Any]) -> str:
+    """The interface to read."""
+    parts = [f"<p>{escape(DESCRIPTION)}</p>"]
+    for path, methods in openapi["paths"].items():
+        for method, about in methods.items():
+            parts.append(
+                f"<h2><code>{escape(method.upper())} {escape(path)}</code></h2>"
+                f"<p>{escape(about.get('summary', ''))}.</p>"
+            )
+            if "description" in about:
+                parts.append(f"<p>{escape(about['description'])}</p>")
+            body = about.get("requestBody", {}).get("content", {})
+            for kind, form in body.items():
+                parts.append(f"<h3>{escape(kind)}</h3>")
+                for name, example in form.get("examples", {}).items():
+                    parts.append(f"<p class=note>{escape(name)}</p>")
+                    parts.append(f"<pre>{escape(json.dumps(example['value']))}</pre>")
+            if body:
+                rows = "".join(
+                    f"<tr><th scope=row>{escape(status)}</th>"
+                    f"<td>{escape(each['description'])}</td></tr>"
+                    for status, each in about["responses"].items()
+                )
+                parts.append(f"<table><tbody>{rows}</tbody></table>")
+    return PLAIN.format(title="covary serve: the interface", content="\n".join(parts))
