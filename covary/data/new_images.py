@@ -118,7 +118,7 @@ def read_png(file: BinaryIO, schema: ImageSchema) -> Chunk:
     """One image, from the bytes of a PNG file."""
     with needed("Pillow", "reading PNG files", "data"):
         x = _pixels(file, schema, "The image")
-    return Chunk(0, x[None], None, None, {})
+    return Chunk(0, x[None].copy(), None, None, {})  # tensors may be written to
 
 
 def _pixels(file: Path | BinaryIO, schema: ImageSchema, label: str) -> Array:

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -28,8 +29,8 @@ with needed("fastapi", "covary serve", "serve"):
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
 
-# Bodies that are read at the same time.
-_READERS = 2
+# Long bodies that are read at the same time, and bytes that are not long.
+_READERS, _SHORT = 2, 2**15
 
 
 class Serving:
@@ -55,14 +56,17 @@ class Serving:
         self._readers = ThreadPoolExecutor(_READERS, "covary-bodies")
         self._asked_to_reload = False
 
-    async def predict(self, request: Request, *, explained: bool) -> Reply:
-        """The reply to a request, within its limits."""
+    def check_room(self) -> None:
+        """Refuse a request if as many wait as are taken, before anything is done for it."""
         if self.pending >= self.limits.queue:
             raise Refused(
                 429,
                 f"{self.pending} requests wait, as many as are taken: try again in a moment.",
                 Retry_After="1",
             )
+
+    async def predict(self, request: Request, *, explained: bool) -> Reply:
+        """The reply to a request, within its limits."""
         self.pending += 1
         try:
             return await self._predicted(request, explained)
@@ -83,9 +87,10 @@ class Serving:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(until):
-                chunk = await loop.run_in_executor(
-                    self._readers, read_body, served.predictor, kind, body, most
-                )
+                read = partial(read_body, served.predictor, kind, body, most)
+                # To hand a short body to a thread takes longer than to read it.
+                is_short = len(body) <= _SHORT
+                chunk = read() if is_short else await loop.run_in_executor(self._readers, read)
                 question = Question(served, chunk, explained)
                 reply = await self.batcher(
                     question, size=len(chunk.x), kind=(id(served), explained)
@@ -257,4 +262,10 @@ def application(serving: Serving, *, token: str = "", is_local: bool = True) -> 
     async def page() -> Response:
         return HTMLResponse(PAGE, headers={"content-security-policy": POLICY})
 
-    return Guard(app, serving.counts.request, token=token, is_local=is_local)
+    return Guard(
+        app,
+        count=serving.counts.request,
+        check_room=serving.check_room,
+        token=token,
+        is_local=is_local,
+    )

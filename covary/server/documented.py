@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from html import escape
 from typing import Any
 
@@ -19,12 +20,12 @@ _TOLD = {
     405: "This page takes another method; /docs says which.",
     500: "The server failed at this request; its log says where.",
 }
-_BODIES = {
+_BODIES: dict[str, dict[str, Any]] = {
     JSON: {
         "schema": {"type": "array", "items": {}},
         "examples": {
             "rows of a table": {"value": [{"income": 3.2, "city": "Oslo"}]},
-            "images": {"value": [[[0, 128], [255, 64]]]},
+            "one image of 2 x 2 pixels": {"value": [[[0, 128], [255, 64]]]},
         },
     },
     PNG: {"schema": {"type": "string", "format": "binary"}},
@@ -76,26 +77,24 @@ def told(status: int) -> str:
 
 def page(openapi: dict[str, Any]) -> str:
     """The interface to read."""
-    parts = [f"<p>{escape(DESCRIPTION)}</p>"]
+    parts = [f"<p>{_marked(DESCRIPTION)}</p>"]
     for path, methods in openapi["paths"].items():
         for method, about in methods.items():
-            parts.append(
-                f"<h2><code>{escape(method.upper())} {escape(path)}</code></h2>"
-                f"<p>{escape(about.get('summary', ''))}.</p>"
-            )
-            if "description" in about:
-                parts.append(f"<p>{escape(about['description'])}</p>")
-            body = about.get("requestBody", {}).get("content", {})
-            for kind, form in body.items():
-                parts.append(f"<h3>{escape(kind)}</h3>")
-                for name, example in form.get("examples", {}).items():
-                    parts.append(f"<p class=note>{escape(name)}</p>")
-                    parts.append(f"<pre>{escape(json.dumps(example['value']))}</pre>")
-            if body:
-                rows = "".join(
-                    f"<tr><th scope=row>{escape(status)}</th>"
-                    f"<td>{escape(each['description'])}</td></tr>"
-                    for status, each in about["responses"].items()
-                )
-                parts.append(f"<table><tbody>{rows}</tbody></table>")
+            parts.append(f"<h2><code>{escape(method.upper())} {escape(path)}</code></h2>")
+            words = (f"{about['summary']}.", about.get("description", ""))
+            parts += [f"<p>{_marked(each)}</p>" for each in words if each]
+    parts.append("<h2>Bodies</h2>")
+    for kind, form in _BODIES.items():
+        for name, example in form.get("examples", {"one image": {"value": "a PNG file"}}).items():
+            told = json.dumps(example["value"])
+            parts.append(f"<h3>{escape(kind)}: {escape(name)}</h3><pre>{escape(told)}</pre>")
+    rows = {200: _ANSWERS, **REFUSALS}.items()
+    cells = (f"<th scope=row>{s}</th><td>{_marked(each['description'])}</td>" for s, each in rows)
+    listed = "".join(f"<tr>{each}</tr>" for each in cells)
+    parts.append(f"<h2>Answers</h2><table><tbody>{listed}</tbody></table>")
     return PLAIN.format(title="covary serve: the interface", content="\n".join(parts))
+
+
+def _marked(text: str) -> str:
+    """Text as HTML, with what stands between backticks as code."""
+    return re.sub("`(.*?)`", r"<code>\1</code>", escape(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import time
@@ -19,6 +20,9 @@ PATHS = (
 )  # fmt: skip
 # Whoever watches the server, and the page, which has nothing of the run in it, need no token.
 OPEN = ("/", "/health", "/ready")
+# Seconds until a request for which there is no room is told so: clients that ask again at once
+# would take the time of those that wait.
+_PAUSE = 0.5
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -42,14 +46,21 @@ class Guard:
     Args:
         app: the other.
         count: told the path, the status and the seconds of each request.
+        check_room: refuses a prediction if too many wait.
         token: what requests need; none if it is empty.
         is_local: whether requests must name this machine as their host.
     """
 
     def __init__(
-        self, app: Any, count: Callable[[str, int, float], None], *, token: str, is_local: bool
+        self,
+        app: Any,
+        *,
+        count: Callable[[str, int, float], None],
+        check_room: Callable[[], None],
+        token: str,
+        is_local: bool,
     ) -> None:
-        self.app, self._count, self._is_local = app, count, is_local
+        self.app, self._count, self._check_room, self._is_local = app, count, check_room, is_local
         self._token = token.encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -74,6 +85,8 @@ class Guard:
             try:
                 self._check(scope)
             except Refused as refused:
+                if refused.status == 429:
+                    await asyncio.sleep(_PAUSE)
                 await _refuse(refused, answer)
                 return
             try:
@@ -103,6 +116,8 @@ class Guard:
                     WWW_Authenticate="Bearer",
                     Connection="close",
                 )
+        if scope["path"] in ("/predict", "/explain"):
+            self._check_room()
 
     def _told(self, scope: Any, status: int, seconds: float) -> None:
         path = scope["path"] if scope["path"] in PATHS else "other"

@@ -113,7 +113,7 @@
     const more = reply.explanation.map((one) => variance(one));
     const blocks = parts.flatMap((part, i) => (schema.task === "classification" ? [part] : [part, more[i]]));
     if (schema.task === "classification") blocks.push(more[0]);
-    const limit = schema.limit > 0 ? `up to ${schema.limit.toPrecision(2)} is` : "0 is";
+    const limit = schema.limit >= 0.005 ? `up to ${schema.limit.toPrecision(2)} is` : "0 is";
     const far = make("p", { class: "note", id: "novelty" }, `Distance from the training data: ${row.novelty === null ? "beyond all numbers" : number(row.novelty, 0.1)} standard deviations of a ${schema.kind === "table" ? "column" : "pixel"}; ${limit} like training.`);
     $("outputs").replaceChildren(verdict, ...blocks, far);
   }
@@ -201,7 +201,7 @@
       const slice = make("i", { class: style });
       slice.style.width = `${(100 * part) / total}%`;
       bar.append(slice);
-      if (part > 0) list.append(make("li", { "data-part": name }, make("i", { class: style }), make("b", {}, percent(part / total)), make("span", {}, meaning)));
+      if (part >= 0.0005 * total) list.append(make("li", { "data-part": name }, make("i", { class: style }), make("b", {}, percent(part / total)), make("span", {}, meaning)));
     }
     box.append(bar, list);
     return box;
@@ -257,7 +257,7 @@
     const box = make("div", { class: "field" },
       make("div", { class: "head" }, make("label", { for: id }, column.name), exact), range,
       make("div", { class: "seen", "aria-hidden": "true" }, band),
-      make("p", { class: "note" }, `training: ${shown(column.low)} to ${shown(column.high)}`));
+      make("p", { class: "note" }, isDate || column.whole ? `training: ${shown(column.low)} to ${shown(column.high)}` : `training: ${number(column.low, span / 10)} to ${number(column.high, span / 10)}`));
     const given = () => (exact.value === "" ? null : isDate ? exact.value : Number(exact.value));
     if (!column.error) return { box, value: () => ({ [column.name]: given() }) };
     const error = errorBar(column, id, span);
@@ -406,7 +406,7 @@
     $("unlock").hidden = true;
     const what = schema.kind === "images" ? "What is in the picture?" : schema.targets.map((target) => target.name).join(", ");
     document.title = `${schema.run}: ${what}`;
-    $("title").textContent = schema.kind === "images" ? what : `What is ${what}?`;
+    $("title").textContent = schema.kind === "images" ? what : `Predict ${what}`;
     $("about").replaceChildren(make("p", {}, `The flag: ${schema.promise}`),
       make("p", {}, `Run ${schema.run}, model `, make("code", {}, schema.model.slice(0, 12)), ". ", make("a", { href: "docs" }, "The interface"), " for programs."));
     $("about").hidden = $("board").hidden = false;

@@ -27,5 +27,5 @@ POLICY = (
 _HEAD, _, _ = PAGE.partition("<body")
 PLAIN = (
     _HEAD.replace("{", "{{").replace("}", "}}")
-    + "<body><main><h1>{title}</h1>\n{content}</main></body>\n</html>\n"
+    + "<body class=plain><main><h1>{title}</h1>\n{content}</main></body>\n</html>\n"
 )
