@@ -20,6 +20,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,20 @@ def pixels(chance: random.Random, schema: dict[str, Any]) -> bytes:
     return chance.choice([one, f"[{one}]", f"[[{one}], {one}]", f"[{one}, {one}]"]).encode()
 
 
+def _zlib(content: bytes) -> bytes:
+    return zlib.compress(content, 1)
+
+
+def _gzip(content: bytes) -> bytes:
+    return gzip.compress(content, 1)
+
+
+@cache
+def _bomb(pack: Callable[[bytes], bytes]) -> bytes:
+    """80 MB, packed: once, as it takes a while."""
+    return pack(b"[" + b"0," * 40_000_000 + b"0]")
+
+
 def _types(chance: random.Random, schema: dict[str, Any]) -> Sent:
     path = chance.choice(["/predict", "/predict", "/explain"])
     return request(rows(chance, schema), _JSON, path), True
@@ -141,8 +156,8 @@ def _chunks(chance: random.Random, schema: dict[str, Any]) -> Sent:
 
 
 def _compressed(chance: random.Random, schema: dict[str, Any]) -> Sent:
-    bomb = chance.choice([rows(chance, schema), b"[" + b"0," * 5_000_000 + b"0]"])
-    packed = gzip.compress(bomb) if chance.random() < 0.5 else zlib.compress(bomb)
+    pack: Callable[[bytes], bytes] = _gzip if chance.random() < 0.5 else _zlib
+    packed = _bomb(pack) if chance.random() < 0.5 else pack(rows(chance, schema))
     encoding = chance.choice(["gzip", "deflate", "br", "zstd", "gzip, gzip", "x" * 200])
     head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: {_JSON}\r\n"
     head += f"Content-Encoding: {encoding}\r\nContent-Length: {len(packed)}\r\n\r\n"
@@ -161,7 +176,7 @@ def _png(chance: random.Random, _: dict[str, Any]) -> Sent:
     found = b"\x89PNG\r\n\x1a\n"
     found += part(b"IHDR", struct.pack(">IIBBBBB", width, width, depth, colour, 0, 0, 0))
     if chance.random() < 0.3:
-        found += part(b"zTXt", b"a\0\0" + zlib.compress(b"x" * 80_000_000, 1))
+        found += part(b"zTXt", b"a\0\0" + _bomb(_zlib))
     found += part(b"IDAT", zlib.compress(bytes(chance.choice([0, 29 * 28, 9 * 8]))))
     found += part(b"IEND", b"")
     if chance.random() < 0.3:

@@ -123,7 +123,7 @@ def read_png(file: BinaryIO, schema: ImageSchema) -> Chunk:
 
 def _pixels(file: Path | BinaryIO, schema: ImageSchema, label: str) -> Array:
     """(channels, height, width) bytes of one PNG file."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(file, formats=["PNG"]) as image:
@@ -135,7 +135,10 @@ def _pixels(file: Path | BinaryIO, schema: ImageSchema, label: str) -> Array:
                 found = np.asarray(image.convert("L" if channels == 1 else "RGB"))
                 return found.reshape(height, width, channels).transpose(2, 0, 1)
     except Exception as error:  # damaged files raise errors of a dozen kinds
-        raise DataError(f"{label} is not a readable PNG file: {error}.") from error
+        told = f"{label} is not a readable PNG file"
+        if isinstance(error, UnidentifiedImageError):  # which says no more than that
+            raise DataError(f"{told}.") from error
+        raise DataError(f"{told}: {error}.") from error
     got = _CHANNELS.get(mode)
     told = f"{got} channel{'s'[: got > 1]}" if got else f"{mode} values"
     more = ", with transparency" if got in (2, 4) else ""

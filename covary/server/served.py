@@ -22,8 +22,8 @@ from covary.serving.predictor import ANSWER, Columns
 from covary.uncertainty.answering import prediction_sets
 from covary.uncertainty.predictive import Predictive
 
-# Points of a density, and the probability beyond its ends.
-_POINTS, _TAIL = 121, 0.002
+# Half of the points of a density, and the probability beyond each of its ends.
+_POINTS, _TAIL = 61, 0.005
 # Files of a run that decide what it says.
 _FILES = ("config.toml", "schema.json", "model.safetensors", "calibration.json")
 
@@ -235,8 +235,16 @@ def _as_rows(columns: Columns) -> list[dict[str, Any]]:
 
 def _density(said: Predictive) -> dict[str, list[float]]:
     """The density of one row and target, at values that hold nearly all of it."""
-    x = np.linspace(said.ppf(_TAIL)[0], said.ppf(1 - _TAIL)[0], _POINTS)
-    return {"x": x.tolist(), "density": Predictive.joined([said] * _POINTS).pdf(x).tolist()}
+    half = Predictive.joined([said] * _POINTS)
+    quantiles = half.ppf(np.linspace(_TAIL, 1 - _TAIL, _POINTS))
+    # Quantiles are close to each other where the density is high, and far apart in its tails.
+    even = np.linspace(quantiles[0], quantiles[-1], _POINTS)
+    x, density = (
+        np.concatenate([quantiles, even]),
+        np.concatenate([half.pdf(quantiles), half.pdf(even)]),
+    )
+    order = x.argsort()
+    return {"x": x[order].tolist(), "density": density[order].tolist()}
 
 
 def _standardize(predictor: Predictor) -> Standardize:
