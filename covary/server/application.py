@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -21,7 +20,7 @@ from covary.server.guard import Guard
 from covary.server.limits import Limits, Refused
 from covary.server.logs import log
 from covary.server.page import PAGE, POLICY
-from covary.server.served import Question, Reply, Served, replies, stamps_of
+from covary.server.served import Question, Reply, Served, encoded, replies, stamps_of
 
 with needed("fastapi", "covary serve", "serve"):
     from fastapi import FastAPI, Request
@@ -93,7 +92,9 @@ class Serving:
                 chunk = read() if is_short else await loop.run_in_executor(self._readers, read)
                 question = Question(served, chunk, explained)
                 reply = await self.batcher(
-                    question, size=len(chunk.x), kind=(id(served), explained)
+                    question,
+                    size=limits.batch if explained else len(chunk.x),
+                    kind=(id(served), explained),
                 )
         except DataError as error:
             raise Refused(422, str(error)) from None
@@ -197,17 +198,31 @@ def application(serving: Serving, *, token: str = "", is_local: bool = True) -> 
         responses=documented.REFUSALS,
     )
 
-    def as_json(content: Any, status: int = 200, **headers: str) -> Response:
-        text = json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-        return Response(text, status, headers, "application/json")
+    _answer_errors(app)
+    _add_pages(app, serving)
+    return Guard(
+        app,
+        count=serving.counts.request,
+        check_room=serving.check_room,
+        token=token,
+        is_local=is_local,
+    )
+
+
+def _as_json(content: Any, status: int = 200, **headers: str) -> Response:
+    return Response(encoded(content), status, headers, "application/json")
+
+
+def _answer_errors(app: FastAPI) -> None:
+    """Errors as an object with one sentence."""
 
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Any) -> Response:
-        return as_json({"error": error.sentence}, error.status, **error.headers)
+        return _as_json({"error": error.sentence}, error.status, **error.headers)
 
     @app.exception_handler(HTTPException)
     async def other(_: Request, error: Any) -> Response:
-        return as_json({"error": documented.told(error.status_code)}, error.status_code)
+        return _as_json({"error": documented.told(error.status_code)}, error.status_code)
 
     @app.exception_handler(ClientDisconnect)
     async def gone(_: Request, __: Any) -> Response:
@@ -215,12 +230,16 @@ def application(serving: Serving, *, token: str = "", is_local: bool = True) -> 
 
     @app.exception_handler(Exception)
     async def failed(_: Request, __: Any) -> Response:
-        return as_json({"error": documented.told(500)}, 500)
+        return _as_json({"error": documented.told(500)}, 500)
+
+
+def _add_pages(app: FastAPI, serving: Serving) -> None:
+    """All that can be asked."""
 
     async def predicted(request: Request, explained: bool) -> Response:
         reply = await serving.predict(request, explained=explained)
-        request.scope["covary"] = {"rows": reply.rows, "model": reply.content["model"]}
-        return as_json(reply.content)
+        request.scope["covary"] = {"rows": reply.rows, "model": reply.model}
+        return Response(reply.body, media_type="application/json")
 
     @app.post("/predict", **documented.PREDICT)
     async def predict(request: Request) -> Response:
@@ -233,16 +252,16 @@ def application(serving: Serving, *, token: str = "", is_local: bool = True) -> 
     @app.get("/schema", summary="What may be asked, and what answers mean")
     async def schema() -> Response:
         limits = {name: getattr(serving.limits, name) for name in ("body", "rows", "seconds")}
-        return as_json({**serving.served.described(), "limits": limits})
+        return _as_json({**serving.served.described(), "limits": limits})
 
     @app.get("/health", summary="Whether the server runs")
     async def health() -> Response:
-        return as_json({"status": "ok"})
+        return _as_json({"status": "ok"})
 
     @app.get("/ready", summary="Whether it answers, and by which model")
     async def ready() -> Response:
         found = {"status": "ready", "model": serving.served.digest}
-        return as_json({**found, "trouble": serving.trouble} if serving.trouble else found)
+        return _as_json({**found, "trouble": serving.trouble} if serving.trouble else found)
 
     @app.get("/metrics", summary="Counts, in the text format of Prometheus")
     async def metrics() -> Response:
@@ -261,11 +280,3 @@ def application(serving: Serving, *, token: str = "", is_local: bool = True) -> 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         return HTMLResponse(PAGE, headers={"content-security-policy": POLICY})
-
-    return Guard(
-        app,
-        count=serving.counts.request,
-        check_room=serving.check_room,
-        token=token,
-        is_local=is_local,
-    )

@@ -104,6 +104,7 @@ class Batcher(Generic[Item, Found]):
         items = [each.item for each in batch]
         try:
             results = await loop.run_in_executor(self._thread, self._compute, items)
+            pairs = list(zip(batch, results, strict=True))
         except Exception as error:
             if len(batch) > 1:
                 for each in batch:
@@ -112,6 +113,6 @@ class Batcher(Generic[Item, Found]):
                 batch[0].future.set_exception(error)
             return
         self.batches += 1
-        for each, result in zip(batch, results, strict=True):
+        for each, result in pairs:
             if not each.future.done():
                 each.future.set_result(result)

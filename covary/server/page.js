@@ -216,7 +216,7 @@
       return kind(column, id);
     });
     $("inputs").replaceChildren(make("h2", {}, "One row"), ...fields.map((field) => field.box));
-    $("inputs").addEventListener("input", update);
+    for (const kind of ["input", "change"]) $("inputs").addEventListener(kind, update);
     body = () => [Object.assign({}, ...fields.map((field) => field.value()))];
   }
 
@@ -267,12 +267,12 @@
 
   function errorBar(column, id, span) {
     const unit = 10 ** Math.floor(Math.log10(column.std / 50));
-    const exact = make("input", { type: "number", min: 0, step: "any", id: `${id}-error`, value: 0 });
+    const exact = make("input", { type: "number", min: 0, step: "any", id: `${id}-error`, value: 0, placeholder: 0 });
     const range = make("input", { type: "range", min: 0, max: Number((2 * column.std).toPrecision(2)), step: unit, value: 0, "aria-label": `error bar of ${column.name}, slider` });
     range.addEventListener("input", () => { exact.value = String(Number(Number(range.value).toPrecision(7))); });
     exact.addEventListener("input", () => { range.value = exact.valueAsNumber || 0; });
     const box = make("div", { class: "error" }, make("label", { for: `${id}-error` }, `\u00b1 (${column.error})`), range, exact);
-    return { box, value: () => (exact.value === "" ? null : Number(exact.value)) };
+    return { box, value: () => Number(exact.value) }; // none is an exact value
   }
 
   // Drawing, or a picture.

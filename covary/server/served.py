@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,14 +41,16 @@ class Reply(NamedTuple):
     """What a request is answered with.
 
     Attributes:
-        content: the body, as JSON has it.
+        body: JSON.
+        model: the digest of what gave it.
         rows: how many rows there are.
         asked: for how many of them someone is to be asked.
         novelty: (n,) of each.
         uncertainty: (n,) of each.
     """
 
-    content: dict[str, Any]
+    body: bytes
+    model: str
     rows: int
     asked: int
     novelty: list[float]
@@ -112,11 +115,12 @@ class Served:
     def explained(self, chunk: Chunk) -> Reply:
         """The answer to a request of one row, with what explains it."""
         answers = self.predictor.answers(chunk)
-        (found,) = self._replies(chunk, answers, [1])
-        found.content["explanation"] = self._explanation(chunk, answers)
+        (found,) = self._replies(chunk, answers, [1], explanation=self._explanation(chunk, answers))
         return found
 
-    def _replies(self, chunk: Chunk, answers: list[Answers], sizes: list[int]) -> list[Reply]:
+    def _replies(
+        self, chunk: Chunk, answers: list[Answers], sizes: list[int], **more: Any
+    ) -> list[Reply]:
         columns = self.predictor.of_answers(chunk, answers)
         if isinstance(self.predictor.model.head, ClassHead):
             columns |= _of_classes(self.predictor, answers)
@@ -127,8 +131,9 @@ class Served:
             which = slice(start, start := start + size)
             own = rows[which]
             asked = sum(row["flag"] != ANSWER for row in own)
-            content = {"model": self.digest, "predictions": own}
-            found.append(Reply(content, size, asked, novelty[which], uncertainty[which]))
+            body = encoded({"model": self.digest, "predictions": own, **more})
+            scores = novelty[which], uncertainty[which]
+            found.append(Reply(body, self.digest, size, asked, *scores))
         return found
 
     def _explanation(self, chunk: Chunk, answers: list[Answers]) -> list[dict[str, Any]]:
@@ -182,6 +187,11 @@ def replies(questions: Sequence[Question]) -> list[Reply]:
     """The replies to questions of one kind about one model."""
     served, chunks = questions[0].served, [each.chunk for each in questions]
     return list(map(served.explained, chunks)) if questions[0].explained else served.replies(chunks)
+
+
+def encoded(content: Any) -> bytes:
+    """JSON, in ASCII and without spaces; a number that is not finite is an error."""
+    return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
 def stamps_of(run: Path | str) -> tuple[object, ...]:
