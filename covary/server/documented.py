@@ -39,6 +39,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     }
     for status, told in {
         401: "the token is missing or wrong",
+        403: "a server without a token was asked by another name than localhost",
         408: "the body did not come in time",
         413: "the body is too long",
         415: "the body is of another type, or compressed",
