@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-slow lint format docs package bench results reproduce clean
+.PHONY: help setup demo test test-slow lint format docs package bench load results reproduce clean
 
 help:
 	@echo "make demo       train a network on bundled digits, measure it and write a report to look at"
@@ -21,6 +21,7 @@ help:
 	@echo "make setup      create .venv with everything in it; the others do so when it is not there"
 	@echo "make lint       ruff and mypy (make format: let ruff rewrite)"
 	@echo "make bench      measure speed and memory as ratios: steps, epochs, replicas, a large table"
+	@echo "make load       put a served run under load for MINUTES=30, and send it what no client should"
 	@echo "make results    run the demo and measure accuracy against sampling, save results/benchmarks/*.json"
 	@echo "make reproduce  an experiment of the paper, such as NAME=mechanism SCALE=smoke; without NAME, list them"
 	@echo "make docs       build the documentation into site/"
@@ -80,6 +81,13 @@ bench: setup
 	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-quiet --benchmark-json=out/bench.json -m '' -q
 	$(BIN)/python -m benchmarks.summary out/bench.json
 	for name in $(MEASURED_SPEED); do $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+# Of a quiet machine: it measures what two cores can do.
+MINUTES ?= 30
+
+load: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.serving_load --minutes $(MINUTES)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.serving_fuzz --requests 2000
 
 results: setup
 	for name in $(MEASURED_ACCURACY); do $(BIN)/python -m benchmarks.$$name || exit 1; done

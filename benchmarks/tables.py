@@ -12,6 +12,7 @@ import argparse
 import re
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -703,6 +704,52 @@ def images_on_paper() -> str:
     )
 
 
+def serving() -> str:
+    found = load("serving")
+    capacity, sustained, most = found["capacity"], found["sustained"], found["too much"]
+    rows = [
+        (f"as fast as answers come, {name}", capacity[name]) for name in ("batched", "one by one")
+    ]
+    rows.append((f"80% of that, {sustained['minutes']:g} minutes", sustained))
+    rows.append(("three times that", most))
+    return markdown(
+        [
+            "load",
+            "requests per second",
+            "answers per second",
+            "p50, ms",
+            "p99, ms",
+            "refused (429)",
+            "errors",
+        ],
+        [
+            [
+                name,
+                f"{row['sent per second']:,.0f}",
+                f"{row['per second']:,.0f}",
+                f"{row['p50 ms']:.0f}",
+                f"{row['p99 ms']:.0f}",
+                percent(row["statuses"].get("429", 0) / row["requests"]),
+                f"{row['requests'] - sum(row['statuses'].get(s, 0) for s in ('200', '429')):,}",
+            ]
+            for name, row in rows
+        ],
+    )
+
+
+def serving_fuzz() -> str:
+    found = load("serving_fuzz")
+    kinds = list(next(iter(found.values()))["outcomes"])
+    rows = []
+    for kind in kinds:
+        counts: Counter[str] = Counter()
+        for each in found.values():
+            counts.update(each["outcomes"][kind])
+        told = ", ".join(f"{status}: {count}" for status, count in sorted(counts.items()))
+        rows.append([kind, f"{sum(counts.values()):,}", told])
+    return markdown(["requests", "sent", "answers"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "lake": lake,
     "rows on paper": rows_on_paper,
@@ -747,6 +794,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "tables rank": lambda: tables_accuracy("spearman_error", 2),
     "tables seconds": lambda: tables_accuracy("fit_seconds", 1),
     "predicting": predicting,
+    "serving": serving,
+    "serving fuzz": serving_fuzz,
     "training": training,
     "replicas": replicas,
     "speed": speed,

@@ -7,7 +7,6 @@ import io
 import itertools
 import json
 import re
-import shutil
 
 import matplotlib
 import numpy as np
@@ -23,6 +22,7 @@ from covary.report import page, refusing, words
 from covary.runs import Run
 from covary.uncertainty.metrics import METRICS
 from tests import report_runs
+from tests.browsers import chromium
 from tests.report_runs import Page, evaluation, predictions
 
 
@@ -516,20 +516,8 @@ def test_missing_libraries_are_named(small, monkeypatch):
 
 @pytest.fixture(scope="module")
 def browser():
-    binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not (binary and driver):
-        pytest.skip("needs chromium and chromedriver on the path")
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    quiet = "no-first-run disable-background-networking disable-component-update disable-sync"
-    for option in f"headless no-sandbox disable-gpu hide-scrollbars {quiet}".split():
-        options.add_argument(f"--{option}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(executable_path=driver)
-    session = webdriver.Chrome(options=options, service=service)
-    yield session
-    session.quit()
+    with chromium() as session:
+        yield session
 
 
 def visit(browser, page, *, width=1200, scheme="light", media="", script=True):

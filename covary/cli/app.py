@@ -16,6 +16,7 @@ from covary.cli.export import export
 from covary.cli.look import calibrate, evaluate, report
 from covary.cli.predict import predict
 from covary.cli.probe import attack, fidelity, verify
+from covary.cli.serve import serve
 from covary.cli.train import train
 from covary.runs import Run, RunError
 
@@ -80,7 +81,8 @@ def demo(
 
 
 for each in (
-    train, evaluate, predict, calibrate, fidelity, verify, compare, attack, report, export, demo
+    train, evaluate, predict, serve, calibrate, fidelity, verify, compare, attack, report, export,
+    demo,
 ):  # fmt: skip
     app.command()(each)
 app.add_typer(data, name="data")

@@ -249,16 +249,21 @@ def _check_use(
     """Options that do not go together, and values that none can have."""
     if as_json and out == "-":
         raise typer.BadParameter("--json and --out - both write to standard output: choose one.")
+    check_answering(level, risk, coverage)
+    if unseen not in UNSEEN:
+        raise typer.BadParameter(
+            f"{unseen!r} is none of {', '.join(UNSEEN)}.", param_hint="--unseen"
+        )
+
+
+def check_answering(level: float, risk: float | None, coverage: float | None) -> None:
+    """Options that choose what is answered."""
     if not 0 < level < 1:
         raise typer.BadParameter(f"{level:g} is not above 0 and below 1.", param_hint="--level")
     if coverage == 0:
         raise typer.BadParameter("0 is not above 0 and at most 1.", param_hint="--coverage")
     if risk is not None and coverage is not None:
         raise typer.BadParameter("--risk and --coverage both choose the rows to answer: give one.")
-    if unseen not in UNSEEN:
-        raise typer.BadParameter(
-            f"{unseen!r} is none of {', '.join(UNSEEN)}.", param_hint="--unseen"
-        )
 
 
 def _show(found: PredictedTable, predictor: Predictor) -> None:

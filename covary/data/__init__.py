@@ -3,7 +3,7 @@
 from covary.data.augment import augmented, horizontal_flip, random_crop
 from covary.data.catalogue import SetEntry
 from covary.data.dataset import DataError, Dataset
-from covary.data.new_images import ImageSchema, read_images
+from covary.data.new_images import ImageSchema, read_images, read_png
 from covary.data.rows import Chunk, read_rows
 from covary.data.schema import Column, Schema
 from covary.data.store import Status, describe, fetch, load, names, status
@@ -26,6 +26,7 @@ __all__ = [
     "names",
     "random_crop",
     "read_images",
+    "read_png",
     "read_rows",
     "read_table",
     "status",

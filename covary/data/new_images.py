@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -109,17 +109,24 @@ def _of_files(source: Path, files: list[Path], schema: ImageSchema, size: int) -
     while some := list(islice(rest, size)):
         names = [os.fsencode(path.relative_to(folder).as_posix()) for path in some]
         columns = {"file": pa.array([name.decode(errors="replace") for name in names])}
-        x = np.stack([_pixels(path, schema) for path in some])
+        x = np.stack([_pixels(path, schema, str(path)) for path in some])
         yield Chunk(start, x, None, None, {}, columns)
         start += len(some)
 
 
-def _pixels(path: Path, schema: ImageSchema) -> Array:
+def read_png(file: BinaryIO, schema: ImageSchema) -> Chunk:
+    """One image, from the bytes of a PNG file."""
+    with needed("Pillow", "reading PNG files", "data"):
+        x = _pixels(file, schema, "The image")
+    return Chunk(0, x[None].copy(), None, None, {})  # tensors may be written to
+
+
+def _pixels(file: Path | BinaryIO, schema: ImageSchema, label: str) -> Array:
     """(channels, height, width) bytes of one PNG file."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path, formats=["PNG"]) as image:
+        with Image.open(file, formats=["PNG"]) as image:
             size, mode = image.size, image.mode
             if "transparency" in image.info:
                 mode = {"L": "LA", "P": "PA", "RGB": "RGBA"}.get(mode, mode)
@@ -128,12 +135,15 @@ def _pixels(path: Path, schema: ImageSchema) -> Array:
                 found = np.asarray(image.convert("L" if channels == 1 else "RGB"))
                 return found.reshape(height, width, channels).transpose(2, 0, 1)
     except Exception as error:  # damaged files raise errors of a dozen kinds
-        raise DataError(f"{path} is not a readable PNG file: {error}.") from error
+        told = f"{label} is not a readable PNG file"
+        if isinstance(error, UnidentifiedImageError):  # which says no more than that
+            raise DataError(f"{told}.") from error
+        raise DataError(f"{told}: {error}.") from error
     got = _CHANNELS.get(mode)
     told = f"{got} channel{'s'[: got > 1]}" if got else f"{mode} values"
     more = ", with transparency" if got in (2, 4) else ""
     raise DataError(
-        f"{path} has {size[0]} x {size[1]} pixels of {told}{more}; the run takes {schema.wanted}. "
+        f"{label} has {size[0]} x {size[1]} pixels of {told}{more}; the run takes {schema.wanted}. "
         "Convert it first."
     )
 

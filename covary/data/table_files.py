@@ -389,7 +389,7 @@ def _array(name: str, values: Any) -> Any:
         raise DataError(f"Column {name!r} has shape {values.shape}, expected (n,).")
     try:
         found = pa.array(values, from_pandas=True)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         found = _json_array(list(values))
     return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
 

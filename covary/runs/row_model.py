@@ -13,12 +13,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from covary.budget import Budget
 from covary.data import DataError, Schema
 from covary.files import FileError, read_tensors, write_atomically, write_json, write_tensors
 from covary.inputs import in_batches
@@ -137,6 +138,31 @@ class TargetHead(nn.Module):
         std = torch.tensor(said.std()).reshape(len(mean), t)
         return said, std.log().mean(1).exp() if t > 1 else std[:, 0]
 
+    def parts(self, seen: _Passed, novelty: Tensor, rescale: Rescale) -> dict[str, Tensor]:
+        """(n, t) what variances are made of, in squared units of the targets."""
+        given = [_evidence(seen, column) for column in range(len(self.models))]
+        exact = [replace(each, known=torch.zeros_like(each.known)) for each in given]
+        found, own = (
+            [model(each) for model, each in zip(self.models, some, strict=True)]
+            for some in (given, exact)
+        )
+        near, without = (
+            torch.tensor(distributions(each, self.correlation.numpy()).var()).reshape(
+                len(novelty), -1
+            )
+            for each in (found, own)
+        )
+        ratio = [each.parts["emergent"].mean(0) / sum(each.parts.values()).mean(0) for each in own]
+        emergent = torch.stack(ratio, 1).double().nan_to_num(0.0) * without
+        parts = {
+            "emergent": emergent,
+            "learned": without - emergent,
+            "input errors": (near - without).clamp(min=0),
+            "distance": novelty.double().square()[:, None].expand_as(near),
+        }
+        unit = rescale.scale.double().square()
+        return {name: unit * part for name, part in parts.items()}
+
 
 class ClassHead(nn.Module):
     """Calibrated probabilities of classes."""
@@ -167,6 +193,17 @@ class ClassHead(nn.Module):
         logits = with_doubt(self.calibration(seen.out), novelty, self.variance)
         probability = scores.expected_softmax(logits).double()
         return probability.numpy(), scores.doubt(probability)
+
+    def parts(self, seen: _Passed, novelty: Tensor) -> dict[str, Tensor]:
+        """(n, k) what variances of the calibrated logits are made of."""
+        distance = novelty.double()[:, None]
+        near = (1 + distance) ** -4  # as with_doubt has it
+        own, total = (self.calibration(each).variance.double() for each in (seen.exact, seen.out))
+        return {
+            "emergent": near * own,
+            "input errors": near * (total - own).clamp(min=0),
+            "distance": (distance.square() * self.variance).expand_as(own),
+        }
 
 
 class RowModel(nn.Module):
@@ -221,10 +258,29 @@ class RowModel(nn.Module):
         """
         seen = _seen(self.net, x)
         novelty = self.novelty(seen.inputs / self.unit) * (not near)
-        doubted = novelty if is_strange is None else torch.maximum(novelty, is_strange.to(novelty))
-        more = () if isinstance(self.head, ClassHead) else (self.net[-1],)
-        said, uncertainty = self.head(seen, doubted, *more)
+        said, uncertainty = self.head(seen, _doubted(novelty, is_strange), *self._more)
         return Answers(said, uncertainty, novelty)
+
+    @torch.no_grad()
+    def variance_parts(self, x: Tensor | Moments, is_strange: Tensor | None = None) -> Budget:
+        """What the variances of a batch are made of.
+
+        Of targets (n, t), in their squared units, and they add up to the variances that are said;
+        of classes (n, k), of the calibrated logits.
+
+        * ``emergent``: noise of the network, moved through its layers to this input.
+        * ``learned``: what errors on held-out rows have shown beyond that (of targets).
+        * ``input errors``: standard deviations that came with the inputs.
+        * ``distance``: how far the row is off the training data.
+        """
+        seen = _seen(self.net, x)
+        novelty = _doubted(self.novelty(seen.inputs / self.unit), is_strange)
+        return Budget(self.head.parts(seen, novelty, *self._more))
+
+    @property
+    def _more(self) -> tuple[Any, ...]:
+        """What a head needs besides: of targets, their scale."""
+        return () if isinstance(self.head, ClassHead) else (self.net[-1],)
 
     def distribution(self, x: Tensor | Moments, *, near: bool = False) -> Predictive:
         """Of the targets of any number of rows (n, d), of a regression."""
@@ -247,6 +303,11 @@ class RowModel(nn.Module):
         noise = config.model.noise
         run.save_network(with_noise(self.net, noise if len(noise) > 1 else noise[0]))
         write_tensors(run.predictor_path, self.fitted(), self.about)
+
+
+def _doubted(novelty: Tensor, is_strange: Tensor | None) -> Tensor:
+    """(n,) novelty, 1 at least of rows that have what training had not."""
+    return novelty if is_strange is None else torch.maximum(novelty, is_strange.to(novelty))
 
 
 def row_model(run: Run, *, progress: Steps | None = None) -> RowModel:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from covary import runs
+from covary.budget import Budget
 from covary.data import Chunk, DataError, ImageSchema, Schema, read_images, read_rows
 from covary.data.columns import shortened
 from covary.data.rows import UNSEEN
@@ -262,11 +263,28 @@ class Predictor:
 
     def of_chunk(self, chunk: Chunk) -> Columns:
         """The same for rows that are read already."""
+        return self.of_answers(chunk, self.answers(chunk))
+
+    def answers(self, chunk: Chunk) -> list[Answers]:
+        """What the model says of rows that are read already, a batch at a time."""
+        given, unusual = self._given(chunk)
+        size = self.model.batch
+        each = zip(in_batches(given, size), in_batches(unusual, size), strict=True)
+        return [self.model(some, is_strange) for some, is_strange in each]
+
+    def variance_parts(self, chunk: Chunk) -> Budget:
+        """What the variances of rows that are read already are made of: ``RowModel`` has it."""
+        return self.model.variance_parts(*self._given(chunk))
+
+    @staticmethod
+    def _given(chunk: Chunk) -> tuple[Any, torch.Tensor]:
+        """Inputs of the model (n, ...), with their errors, and (n,) which rows are unusual."""
         x = torch.from_numpy(chunk.x)
         given = x if chunk.std is None else Moments.of(x, std=torch.from_numpy(chunk.std))
-        unusual, size = torch.from_numpy(chunk.unusual), self.model.batch
-        each = zip(in_batches(given, size), in_batches(unusual, size), strict=True)
-        batches = [self.model(some, is_strange) for some, is_strange in each]
+        return given, torch.from_numpy(chunk.unusual)
+
+    def of_answers(self, chunk: Chunk, batches: list[Answers]) -> Columns:
+        """The columns of rows, from what the model says of them (``answers``)."""
         parts = [self._said(answers) for answers in batches]
         found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         uncertainty, novelty = (
