@@ -1,6 +1,16 @@
-"""Serving: what a trained run says of new rows, in memory or from file to file."""
+"""Serving: what a trained run says of new rows, and files of networks for other programs."""
 
+from covary.serving.exporting import Exported, ExportError, export
+from covary.serving.exporting_runs import export_run
 from covary.serving.predictor import Predictor
 from covary.serving.tables import PredictedTable, predict_table
 
-__all__ = ["PredictedTable", "Predictor", "predict_table"]
+__all__ = [
+    "ExportError",
+    "Exported",
+    "PredictedTable",
+    "Predictor",
+    "export",
+    "export_run",
+    "predict_table",
+]
