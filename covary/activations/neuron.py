@@ -13,7 +13,7 @@ from torch import Tensor
 
 from covary.activations.activation import ActivationMoments, MomentActivation, register
 from covary.activations.dawson import FAMILIES, REACH, Place, place, prepare
-from covary.tracing import is_exported, is_traced
+from covary.tracing import is_traced
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,6 @@ def lif(
 def _moments(mu: Tensor, var: Tensor, *, neuron: LIF) -> ActivationMoments:
     """docs/theory.md, eqs. (33) to (35)."""
     both = torch.broadcast_tensors(mu, var)  # type: ignore[no-untyped-call]
-    if is_exported():  # a graph of operations alone, without derivatives
-        mu, var = both
-        return ActivationMoments(*_NeuronMoments.forward(mu, var, neuron))
     return ActivationMoments(*_NeuronMoments.apply(*both, neuron))  # type: ignore[no-untyped-call]
 
 

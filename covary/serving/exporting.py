@@ -7,7 +7,7 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from covary.convert import Converted
 from covary.files import replacing
 from covary.moments import Moments
 from covary.runs.directory import weights_digest
-from covary.tracing import graph_of
+from covary.serving.graphs import graph_of
 
 # The version of ONNX's operators that files are written in.
 OPSET = 18
@@ -172,8 +172,13 @@ def write(
     metadata = _metadata(about, inputs, expected, axes)
     is_onnx = path.suffix.lower() == ".onnx"
     metadata |= {"opset": str(OPSET)} if is_onnx else {}
-    content = _as_onnx(program, inputs, expected, metadata) if is_onnx else None
-    runs = [_in_torch(program), *([] if content is None else _in_onnxruntime(content))]
+    content, runs = b"", [program.module()]
+    if is_onnx:
+        try:
+            content = _as_onnx(program, inputs, expected, metadata)
+            runs += _in_onnxruntime(content)
+        except Exception as error:
+            raise _no_place(program, error) from error
     difference = max(_difference(function, run, examples, axes) for run in runs)
     if not difference <= _TOLERANCE:
         raise ExportError(
@@ -182,7 +187,7 @@ def write(
             "the batch or on values (an if), which a graph cannot. Take that out of its forward."
         )
     with replacing(path) as file:
-        if content is None:
+        if not is_onnx:
             extra = {EXTRA_FILE: json.dumps(metadata, indent=1)}
             with _without_notices():
                 torch.export.save(program, file, extra_files=extra)
@@ -217,10 +222,10 @@ def _check_network(net: nn.Module, inputs: Sequence[Tensor]) -> None:
             )
 
 
-def _batch_for(inputs: Any) -> int:
+def _batch_for(inputs: Iterable[Tensor]) -> int:
     """A size of the batch that no other dimension has: equal ones would be taken for one."""
     others = {size for value in inputs for size in value.shape}
-    return next(size for size in range(5, 1000) if size not in others)
+    return next(size for size in (23, 29, 31, 37, 41, 43, 47, 53, 59, 61) if size not in others)
 
 
 def _resized(inputs: Sequence[Tensor], axes: Sequence[int], batch: int) -> list[Tensor]:
@@ -256,30 +261,35 @@ def _as_onnx(
     outputs: Mapping[str, Tensor],
     metadata: Mapping[str, str],
 ) -> bytes:
-    try:
-        with _without_notices():
-            found = torch.onnx.export(
-                program, (), dynamo=True, opset_version=OPSET, verbose=False,
-                input_names=list(inputs), output_names=list(outputs),
-            )  # fmt: skip
-        assert found is not None
-        for node in found.model.graph:  # torch calls the result of a mean "mean"
-            for value in node.outputs:
-                if value.name in outputs and not value.is_graph_output():
-                    value.name = f"{value.name}_within"
-        for value in (*found.model.graph.inputs, *found.model.graph.outputs):
-            sizes = [size if isinstance(size, int) else "batch" for size in value.shape or ()]
-            value.shape = type(value.shape)(sizes)
-        found.model.metadata_props.update(metadata)
-        content: bytes = found.model_proto.SerializeToString()
-    except Exception as error:
-        is_double = any(value.dtype == torch.float64 for value in program.state_dict.values())
-        remedy = " or in single precision, net.float()" if is_double else ""
-        raise ExportError(
-            f"ONNX (opset {OPSET}) has no place for all of this network: "
-            f"{_last_line(error)} Export it as a .pt2 file{remedy}."
-        ) from error
+    with _without_notices():
+        found = torch.onnx.export(
+            program, (), dynamo=True, opset_version=OPSET, verbose=False,
+            input_names=list(inputs), output_names=list(outputs),
+        )  # fmt: skip
+    assert found is not None
+    for node in found.model.graph:  # torch calls the result of a mean "mean"
+        for value in node.outputs:
+            if value.name in outputs and not value.is_graph_output():
+                value.name = f"{value.name}_within"
+    for value in (*found.model.graph.inputs, *found.model.graph.outputs):
+        sizes = [size if isinstance(size, int) else "batch" for size in value.shape or ()]
+        value.shape = type(value.shape)(sizes)
+    found.model.metadata_props.update(metadata)
+    content: bytes = found.model_proto.SerializeToString()
     return content
+
+
+def _no_place(program: torch.export.ExportedProgram, error: Exception) -> ExportError:
+    """What to say of a network that ONNX, or onnxruntime, has not all operations of."""
+    numbers = [value.dtype for value in program.state_dict.values() if value.is_floating_point()]
+    remedy = " or in single precision, net.float()" if {*numbers} == {torch.float64} else ""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if "No ONNX function" in line or "No decompositions" in line]
+    said = (told or lines or [type(error).__name__])[-1][:300]
+    return ExportError(
+        f"ONNX (opset {OPSET}) or onnxruntime has no place for all of this network: {said} "
+        f"Export it as a .pt2 file{remedy}."
+    )
 
 
 @contextmanager
@@ -294,16 +304,6 @@ def _without_notices() -> Iterator[None]:
             yield
     finally:
         log.setLevel(before)
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if "No ONNX function" in line or "No decompositions" in line]
-    return (told or lines or [type(error).__name__])[-1][:300]
-
-
-def _in_torch(program: torch.export.ExportedProgram) -> Function:
-    return program.module()
 
 
 def _in_onnxruntime(content: bytes) -> list[Function]:
