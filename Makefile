@@ -72,7 +72,7 @@ docs: setup
 package: setup
 	$(BIN)/python -m tests.packaging
 
-MEASURED_SPEED = training replicas tracked converted tracking_probe sampling_cost lif dropout sources tables_speed
+MEASURED_SPEED = export compiled training replicas tracked converted tracking_probe sampling_cost lif dropout sources tables_speed
 MEASURED_ACCURACY = demo against_sampling quadrature_accuracy parity tracking_trials uncertainty uci \
   verification spiking flips pendulum tables_accuracy tables_far
 

@@ -750,6 +750,30 @@ def serving_fuzz() -> str:
     return markdown(["requests", "sent", "answers"], rows)
 
 
+def exported() -> str:
+    ways = [f"{way}, {batch}" for way in ("onnx", "pt2") for batch in (1, 128)]
+    return markdown(
+        ["network", *ways, "largest difference"],
+        [
+            [row["network"], *(f"{row[way]:.2f}" for way in ways), f"{row['difference']:.0e}"]
+            for row in load("export")
+        ],
+    )
+
+
+def compiled() -> str:
+    found = {(row["covariance"], row["batch"], row["use"]): row for row in load("compiled")}
+    uses = [(use, batch) for use in ("inference", "training_step") for batch in (1, 128)]
+    names = [f"{use.replace('_', ' ')}, batch {batch}" for use, batch in uses]
+    seconds = [row["compiling"] for row in found.values()]
+    rows = [
+        [kind, *(f"{found[kind, batch, use]['ratio']:.2f}" for use, batch in uses)]
+        for kind in dict.fromkeys(kind for kind, _, _ in found)
+    ]
+    note = f"\n\nCompiling took {min(seconds):.0f} to {max(seconds):.0f} seconds each time."
+    return markdown(["covariance", *names], rows) + note
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "lake": lake,
     "rows on paper": rows_on_paper,
@@ -796,6 +820,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "predicting": predicting,
     "serving": serving,
     "serving fuzz": serving_fuzz,
+    "export": exported,
+    "compiled": compiled,
     "training": training,
     "replicas": replicas,
     "speed": speed,

@@ -13,7 +13,7 @@ from covary.settings import check_values, supervise_covariance
 from covary.varying import ConversionError
 
 if _TYPE_CHECKING:
-    from covary.serving import Predictor
+    from covary.serving import Predictor, export
     from covary.stochastic.verification import verify
     from covary.tracking import track
 
@@ -27,6 +27,7 @@ __all__ = [
     "check_values",
     "convert",
     "covariance",
+    "export",
     "from_plain",
     "mlp",
     "models",
@@ -46,6 +47,7 @@ __all__ = [
 # Imported when they are first used: `import covary` takes hardly longer than `import torch`.
 _LATE = {
     "Predictor": "covary.serving",
+    "export": "covary.serving",
     "track": "covary.tracking",
     "verify": "covary.stochastic.verification",
 }

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from covary.tracing import is_exported, is_traced
+
 Part = TypeVar("Part", Tensor, Tensor | None)
 # Work on so many elements at a time that they stay in a CPU's cache; a GPU wants it large.
 _CHUNK_ELEMENTS = {"cpu": 2**19}
@@ -126,8 +128,8 @@ def in_chunks(
     """``compute`` of all samples, of so many ``numbers`` each, in chunks that fit the cache."""
     limit = _CHUNK_ELEMENTS.get(device.type, _CHUNK_ELEMENTS_ELSEWHERE)
     step = max(1, limit // max(1, numbers))
-    # A compiled graph fuses as it sees fit, and with a loop in it would fit one batch size only.
-    if step >= batch or torch.compiler.is_compiling():
+    # A compiled graph fuses as it sees fit, and must fit every batch size: it asks for none.
+    if is_traced() or step >= batch:
         return compute(slice(None))
     first, *rest = [slice(start, start + step) for start in range(0, batch, step)]
     found = compute(first)
@@ -163,7 +165,9 @@ def gated_quadratic(
     added = rows.new_zeros(1, 1) if added is None else added
     is_stacked = rows.dim() > 3  # by vmap
     batch = batch_of(*parts)
-    if matrix is not None and not is_stacked and len(matrix) == 1 < batch and is_plain(*parts):
+    is_common = matrix is not None and not is_stacked and matrix.shape[0] == 1
+    if is_common and (is_exported() or (is_plain(*parts) and batch > 1)):
+        assert matrix is not None
         half = lower_half(matrix[0])
 
     def some(samples: slice) -> Tensor:
@@ -190,9 +194,7 @@ def lower_half(matrix: Tensor) -> Tensor:
 
     X + X^T = R M R^T for X = R L R^T, of half the multiplications in its first product.
     """
-    half = matrix.tril()
-    half.diagonal().mul_(0.5)
-    return half
+    return (matrix.tril() + matrix.tril(-1)) / 2
 
 
 def lower_half_of_gram(left: Tensor, right: Tensor) -> Tensor:
@@ -209,6 +211,10 @@ def lower_half_of_gram(left: Tensor, right: Tensor) -> Tensor:
 
 def _times_lower_half(rows: Tensor, half: Tensor) -> Tensor:
     """Rows (B, r, n) times a triangle, without the zeros in it."""
+    if is_traced():
+        flat, columns = rows.reshape(-1, rows.shape[-1]), range(0, half.shape[0], _BLOCK)
+        parts = [flat[:, low:] @ half[low:, low : low + _BLOCK] for low in columns]
+        return torch.cat(parts, -1).reshape(rows.shape)
     is_swapped = rows.transpose(0, 1).is_contiguous()  # (r, B, n) in memory, as a tape has them
     rows = rows.transpose(0, 1) if is_swapped else rows
     tall = rows.reshape(-1, len(half))
@@ -253,14 +259,14 @@ def select(value: Part, samples: slice | Tensor | Sequence[int], dim: int = -2) 
 
 def is_plain(*values: Tensor) -> bool:
     """Whether values can be computed in place: no gradient, no compiler, no vmap."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+    if is_traced() or torch.is_grad_enabled():
         return False
     return not any(map(is_functorch_wrapped_tensor, values))
 
 
 def may_have_gradients(value: Tensor) -> bool:
     """Whether gradients may flow through a value: within vmap, where it cannot be asked, too."""
-    if value.requires_grad or torch.compiler.is_compiling():
+    if value.requires_grad or is_traced():
         return value.requires_grad
     return is_functorch_wrapped_tensor(value)
 

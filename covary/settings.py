@@ -14,6 +14,8 @@ from functools import cache
 
 import torch
 
+from covary.tracing import is_traced
+
 _current: ContextVar[_Settings] = ContextVar("covary settings")
 
 
@@ -99,8 +101,8 @@ def covariance_is_supervised() -> bool:
 
 def values_are_checked() -> bool:
     """Whether layers look for NaN and infinity in their input at this moment."""
-    # A compiled graph must not depend on the values it is given.
-    return not torch.compiler.is_compiling() and _now().check_values
+    # A graph must not depend on the values it is given.
+    return not is_traced() and _now().check_values
 
 
 def covariance_grad() -> AbstractContextManager[None]:

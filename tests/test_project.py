@@ -38,6 +38,7 @@ AROUND = {"reproduction", "benchmarks", "examples", "tests"}
 
 # Lower rooms know nothing of higher ones; rooms of one floor know nothing of each other.
 LIBRARY = [
+    {"tracing"},
     {"settings", "linalg", "files", "budget"},
     {"activations"},
     {"covariance"},

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from covary.tracing import is_traced
+
 if TYPE_CHECKING:
     from covary.activations.neuron import LIF
 
@@ -191,7 +193,7 @@ def _above_zero(var: Tensor) -> Tensor | None:
     # Divisions by var, twice over in a backward pass, stay finite down to here.
     least = 100 * torch.finfo(var.dtype).tiny
     # torch.compile cannot trace ContextVar.get.
-    is_known = not torch.compiler.is_compiling() and _all_positive.get()
+    is_known = not is_traced() and _all_positive.get()
     if is_known or (is_readable(var) and bool(var.min() > least)):
         return None
     return var > least
@@ -213,7 +215,7 @@ def positive_variances() -> Iterator[None]:
 
 def is_readable(x: Tensor) -> bool:
     """Whether values can be looked at now, without waiting for a device."""
-    if torch.compiler.is_compiling() or is_functorch_wrapped_tensor(x):
+    if is_traced() or is_functorch_wrapped_tensor(x):
         return False
     return x.device.type == "cpu" and x.numel() > 0
 
@@ -234,7 +236,7 @@ def in_blocks(
         dtype = mu.dtype if mu.device.type == "mps" else torch.float64
     if mu.device.type != "cpu":
         size *= 64  # no cache to keep to, but memory
-    if mu.numel() <= size or torch.compiler.is_compiling():
+    if is_traced() or mu.numel() <= size:
         return tuple(value.to(mu.dtype) for value in moments(mu.to(dtype), var.to(dtype)))
     # In the order in which elements lie in memory: channels may be last there.
     order = sorted(range(mu.dim()), key=mu.stride, reverse=True)

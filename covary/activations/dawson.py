@@ -19,6 +19,8 @@ from numpy.polynomial.polynomial import polyder, polyint, polyval
 from numpy.typing import NDArray
 from torch import Tensor
 
+from covary.tracing import is_traced
+
 Array = NDArray[np.float64]
 
 # Where x < 0 the grid is uniform in s = REACH / (REACH - x), which ends at s = 0 for -inf; where
@@ -100,7 +102,7 @@ def prepare() -> None:
 
 
 def _rows(name: str, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    if torch.compiler.is_compiling() and _TABLES:
+    if is_traced() and _TABLES:
         return _TABLES[name].to(device, dtype).unbind()
     return _kept_rows(name, dtype, device)
 

@@ -29,6 +29,7 @@ from covary.activations.activation import (
     register,
 )
 from covary.activations.hermite import by_nodes, legendre
+from covary.tracing import is_traced
 
 # Beyond this many standard deviations the density underflows, and with it everything below.
 _FAR = {torch.float32: 16.0, torch.float64: 40.0}
@@ -91,7 +92,7 @@ def tail(mu: Tensor, sigma: Tensor) -> Tail:
 
 def _horner(coefficients: Sequence[Tensor], a: Tensor) -> Tensor:
     """The polynomial with these coefficients, highest power first, at ``a``."""
-    special = torch.compiler.is_compiling() or is_functorch_wrapped_tensor(a)
+    special = is_traced() or is_functorch_wrapped_tensor(a)
     in_place = not torch.is_grad_enabled() and not special
     highest, second, *rest = coefficients if a.is_cpu else [c.to(a.device) for c in coefficients]
     value = torch.addcmul(second, highest, a)  # one pass over memory

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covary.tracing import is_traced
+
 
 @dataclass(frozen=True, eq=False)
 class Samples:
@@ -46,6 +48,8 @@ class Samples:
         count = self.index.numel()
         if len(self.axes) > 1 or count != self.batch:
             return False
+        if is_traced():  # no values to look at: ``covary.export`` did before
+            return True
         order = torch.arange(count, device=self.index.device)
         return torch.equal(self.index.reshape(-1), order)
 
@@ -74,7 +78,7 @@ class Samples:
         dim = max(self.index.dim(), other.index.dim())
         mine, others = self.of_dim(dim).index, other.of_dim(dim).index
         fits = all(a == b or 1 in (a, b) for a, b in zip(mine.shape, others.shape, strict=True))
-        return fits and bool((mine == others).all())
+        return fits and (is_traced() or bool((mine == others).all()))
 
     def flattened(self, rows: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         """Rows (M, r, n) and variances (1 | M, n), the batch in front and the rest flat.
@@ -115,8 +119,13 @@ def _without_repetition(index: Tensor) -> Tensor:
     for axis, (size, stride) in enumerate(zip(index.shape, index.stride(), strict=True)):
         if size > 1:
             first = index.narrow(axis, 0, 1)
-            # What was expanded has stride 0; what was copied has to be looked at.
-            if stride == 0 or bool((index == first).all()):
+            # What was expanded has stride 0; what was copied has to be looked at. In a graph for
+            # any number of samples a size is a number where it does not depend on theirs.
+            if is_traced():
+                is_same = not isinstance(size, torch.SymInt)
+            else:
+                is_same = stride == 0 or bool((index == first).all())
+            if is_same:
                 index = first
     return index
 

@@ -21,6 +21,7 @@ from covary.covariance.base import Covariance, Selection
 from covary.covariance.exact import Full
 from covary.covariance.samples import Samples
 from covary.covariance.terms import IndependentTerm, Response, Term, added_up, deviation_of
+from covary.tracing import is_traced
 
 # Rows (r, *shape) of a value -> rows of each of its parents, or None where nothing comes back.
 Pull = Callable[[Tensor], Sequence[Tensor | None]]
@@ -114,7 +115,7 @@ class Tape:
             raise RuntimeError(CHANGED_WEIGHTS)
         waiting = {at: rows}
         own: set[int] = set()  # values whose rows nobody else has: they may be written into
-        may_write = not torch.is_grad_enabled()
+        may_write = not (torch.is_grad_enabled() or is_traced())
         terms: list[Term] = []
         for index in range(at, -1, -1):
             here = waiting.pop(index, None)
@@ -162,8 +163,9 @@ class Tape:
         total = rows.new_zeros(self.batch, len(rows), len(rows))
 
         def meet(terms: Sequence[Term], here: Tensor) -> None:
+            nonlocal total
             for term in added_up(terms):
-                total.add_(term.products(here))
+                total = total + term.products(here)
 
         self.sweep(at, rows, meet)
         return total

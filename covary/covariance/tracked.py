@@ -18,6 +18,7 @@ from covary.covariance.base import Covariance, Selection, register_value
 from covary.covariance.exact import Full
 from covary.covariance.sweep import CHANGED_WEIGHTS
 from covary.settings import without_autocast
+from covary.tracing import is_exported, is_traced
 
 # A layer of more units has its variances swept in blocks, without the covariances in between.
 _FEW_UNITS = 64
@@ -91,7 +92,7 @@ def gram_of(weight: Tensor, var: Tensor) -> Gram:
 def version_of(weight: Tensor | None) -> int | None:
     """How often the content was changed; None where torch does not count (compiled, inference)."""
     # Within a pytree that is taken apart, anything may stand in the place of a tensor.
-    if torch.compiler.is_compiling() or not isinstance(weight, Tensor) or weight.is_inference():
+    if is_traced() or not isinstance(weight, Tensor) or weight.is_inference():
         return None
     return weight._version
 
@@ -178,7 +179,7 @@ class Tracked(Covariance):
         if known is None or (wants_grad and not linalg.may_have_gradients(known)):
             with self._looking():
                 known = self._formed(slice(None)).dense()
-            if not torch.compiler.is_compiling():
+            if not is_traced():
                 self.__dict__["_known"] = known
         # A copy, small beside the sweep: whoever changes it in place must not change this value.
         return known.clone() if wants_grad else known.detach().clone()
@@ -187,7 +188,8 @@ class Tracked(Covariance):
         if len(weight) <= self.exact_width:
             return Tracked.of(Full(self.quadratic(weight[None])), self.exact_width)
         gram = None
-        if self.is_diagonal and len(self.estimate) == 1 and linalg.is_plain(weight, self.estimate):
+        is_common = self.is_diagonal and self.shape[-2] == 1
+        if is_common and linalg.is_plain(weight, self.estimate):
             gram = gram_of(weight, self.estimate)
         if not torch.is_grad_enabled():
             weight = weight.detach()  # the sweep comes later, when gradients may be on again
@@ -304,6 +306,10 @@ def _half_in_common(first: Tracked, rows: Tensor, batch: int) -> Tensor | None:
     """
     before = first.before
     is_common = before.is_diagonal and before.shape[-2] == 1
+    if is_common and is_exported():  # of weights that stay, it is computed once
+        assert first.weight is not None
+        var = before.unit_variance
+        return linalg.lower_half((first.weight * var) @ first.weight.mT)
     if not is_common or not linalg.is_plain(rows, first.estimate):
         return None
     if batch * rows.shape[-2] > first.shape[-1] and first.shape[-1] < 2 * before.shape[-1]:

@@ -15,6 +15,7 @@ from covary.moments import Moments, mean_of
 from covary.nn.fidelity import UNKNOWN, Fidelity, TrackingWarning, frames_to_caller
 from covary.nn.protocol import Noisy, check_noise, taken
 from covary.settings import covariance_grad, is_autocast, values_are_checked
+from covary.tracing import is_traced
 
 
 class Lift(Noisy):
@@ -100,7 +101,7 @@ class Lift(Noisy):
         if self.training:
             return "tracked"
         known = self._known()
-        if not torch.compiler.is_compiling():
+        if not is_traced():
             self._warn_once(known, kind)
         return known.named(kind)
 
@@ -119,6 +120,8 @@ class Lift(Noisy):
         table = self.fidelity
         if table is None or table.is_meta:
             return UNKNOWN
+        if is_traced():  # where the table has no values; they were read before
+            return UNKNOWN if self._read is None else self._read[1]
         if self._read is None or self._read[0] is not table:
             if is_functorch_wrapped_tensor(table):  # replicas know of no choice
                 return UNKNOWN

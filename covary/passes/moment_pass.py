@@ -35,6 +35,7 @@ from covary.sources import (
     UncertainWeights,
     WeightTerm,
 )
+from covary.tracing import is_traced
 from covary.varying import (
     Varying,
     varying_in,
@@ -437,7 +438,7 @@ def _laid_out_as(value: Tensor, small: Tensor) -> Tensor:
 
     Functions of both then go through memory in one direction: in a third of the time.
     """
-    if value.is_contiguous():
+    if is_traced() or value.is_contiguous():
         return small
     if value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last):
         return small.contiguous(memory_format=torch.channels_last)

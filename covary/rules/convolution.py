@@ -11,6 +11,7 @@ from torch import Tensor
 
 from covary.rules.helpers import estimated, fixed, for_each, kept, mapped
 from covary.rules.registry import rule
+from covary.tracing import is_traced
 from covary.varying import Varying
 
 # Strided convolutions of images of fewer channels go back faster phase by phase.
@@ -119,7 +120,9 @@ def _has_phases(shape: Geometry, kernel: Sequence[int]) -> bool:
     So it does for few channels, of which torch computes sixteen at a time, and where no two places
     of the kernel meet.
     """
-    if len(kernel) != 2 or shape.groups != 1 or max(shape.dilation) > 1:
+    if is_traced() or len(kernel) != 2:
+        return False
+    if shape.groups != 1 or max(shape.dilation) > 1:
         return False
     if shape.stride[0] != shape.stride[1] or shape.stride[0] == 1:
         return False
@@ -178,7 +181,7 @@ def _back_by_places(rows: Tensor, weight: Tensor, shape: Geometry) -> Tensor:
 
 def _arranged(value: Tensor) -> Tensor:
     """Images with their channels last in memory: convolutions of them take about half the time."""
-    if value.dim() != 4:
+    if value.dim() != 4 or is_traced():  # a compiler arranges them itself
         return value
     return value.contiguous(memory_format=torch.channels_last)
 

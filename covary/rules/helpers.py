@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from covary.covariance.samples import Samples
 from covary.rules.registry import EXACT
+from covary.tracing import is_traced
 from covary.varying import ConversionError, Varying, plain, varying_in
 
 
@@ -102,6 +103,11 @@ def by_derivative(
         means = [mean.detach() for mean in means]
 
     def pull(rows: Tensor) -> Sequence[Tensor]:
+        if is_traced():
+            # The other way round: some derivatives fix the size of the batch within vmap.
+            copies = [mean.expand(len(rows), *mean.shape) for mean in means]
+            together: Sequence[Tensor] = torch.func.vjp(torch.func.vmap(function), *copies)[1](rows)
+            return together
         back = torch.func.vjp(function, *means)[1]
         try:
             pulled: Sequence[Tensor] = torch.func.vmap(back)(rows)

@@ -22,6 +22,7 @@ from covary.rules.helpers import (
     run_of,
 )
 from covary.rules.registry import EXACT, composed, rule, spellings
+from covary.tracing import is_traced
 from covary.varying import Varying, plain
 
 # Views in most models, though not of what lies in memory here as it does not in the model.
@@ -77,12 +78,12 @@ def _moved(x: Varying, mean: Tensor, samples: Any, on: Callable[[Tensor], Tensor
         return Varying(mean, x.run, x.node, samples)
     before, spread = x.numbers, x.spread
     shape = before.shape
-    view = (
-        x.run.function in _VIEWS
-        or mean.untyped_storage().data_ptr() == before.untyped_storage().data_ptr()
-    )
-    same_order = mean.numel() == before.numel() and mean.data_ptr() == before.data_ptr()
-    if same_order and mean.is_contiguous() and before.is_contiguous():
+    view = keeps_order = x.run.function in _VIEWS
+    if not is_traced():  # there is memory to look at
+        view |= mean.untyped_storage().data_ptr() == before.untyped_storage().data_ptr()
+        same_start = mean.numel() == before.numel() and mean.data_ptr() == before.data_ptr()
+        keeps_order = same_start and mean.is_contiguous() and before.is_contiguous()
+    if keeps_order:
 
         def pull(rows: Tensor) -> Tensor:
             return rows.reshape(len(rows), *shape)

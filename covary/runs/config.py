@@ -311,6 +311,7 @@ class Choices:
     optimizer: str | None = None
     schedule: str | None = None
     clip: float | None = None
+    compile: bool | None = None
     seed: int | None = None
     loss: str | None = None
     precision: str | None = None

@@ -135,8 +135,15 @@ class TargetHead(nn.Module):
         doubt = novelty.square()[:, None].numpy()
         unit, t = rescale.scale.double().numpy(), len(self.models)
         said = near.placed(mean, unit, doubt, is_one_target=t == 1)
-        std = torch.tensor(said.std()).reshape(len(mean), t)
-        return said, std.log().mean(1).exp() if t > 1 else std[:, 0]
+        return said, _one_spread(torch.tensor(said.std()).reshape(len(mean), t))
+
+    def tensors(self, seen: _Passed, novelty: Tensor, rescale: Rescale) -> dict[str, Tensor]:
+        """Means and standard deviations (n, t) of the same distributions, by plain operations."""
+        every = [model(_evidence(seen, column)) for column, model in enumerate(self.models)]
+        variance = torch.stack([each.variance for each in every], 1)
+        std = rescale.scale.double() * (variance + novelty.square()[:, None]).sqrt()
+        prediction = mean_of(rescale(seen.out.mean.double()))
+        return {"prediction": prediction, "std": std, "uncertainty": _one_spread(std)}
 
     def parts(self, seen: _Passed, novelty: Tensor, rescale: Rescale) -> dict[str, Tensor]:
         """(n, t) what variances are made of, in squared units of the targets."""
@@ -146,12 +153,7 @@ class TargetHead(nn.Module):
             [model(each) for model, each in zip(self.models, some, strict=True)]
             for some in (given, exact)
         )
-        near, without = (
-            torch.tensor(distributions(each, self.correlation.numpy()).var()).reshape(
-                len(novelty), -1
-            )
-            for each in (found, own)
-        )
+        near, without = (torch.stack([e.variance for e in every], 1) for every in (found, own))
         ratio = [each.parts["emergent"].mean(0) / sum(each.parts.values()).mean(0) for each in own]
         emergent = torch.stack(ratio, 1).double().nan_to_num(0.0) * without
         parts = {
@@ -162,6 +164,11 @@ class TargetHead(nn.Module):
         }
         unit = rescale.scale.double().square()
         return {name: unit * part for name, part in parts.items()}
+
+
+def _one_spread(std: Tensor) -> Tensor:
+    """(n,) one number for the standard deviations (n, t) of all targets."""
+    return std.log().mean(1).exp() if std.shape[1] > 1 else std[:, 0]
 
 
 class ClassHead(nn.Module):
@@ -190,9 +197,14 @@ class ClassHead(nn.Module):
 
     def forward(self, seen: _Passed, novelty: Tensor) -> tuple[Floats, Tensor]:
         """Off the data logits are smaller, and in doubt."""
+        found = self.tensors(seen, novelty)
+        return found["probability"].numpy(), found["uncertainty"]
+
+    def tensors(self, seen: _Passed, novelty: Tensor) -> dict[str, Tensor]:
+        """Probabilities (n, k) and what they leave in doubt (n,), by plain operations."""
         logits = with_doubt(self.calibration(seen.out), novelty, self.variance)
         probability = scores.expected_softmax(logits).double()
-        return probability.numpy(), scores.doubt(probability)
+        return {"probability": probability, "uncertainty": scores.doubt(probability)}
 
     def parts(self, seen: _Passed, novelty: Tensor) -> dict[str, Tensor]:
         """(n, k) what variances of the calibrated logits are made of."""
@@ -281,6 +293,24 @@ class RowModel(nn.Module):
     def _more(self) -> tuple[Any, ...]:
         """What a head needs besides: of targets, their scale."""
         return () if isinstance(self.head, ClassHead) else (self.net[-1],)
+
+    @torch.no_grad()
+    def tensors(self, x: Tensor | Moments) -> dict[str, Tensor]:
+        """What is said of a batch by plain operations on tensors alone, as a file can have it.
+
+        ``mean`` (n, k) and ``covariance`` (n, k, k) of the network in the units of the data; what
+        ``tensors`` of the head has; ``novelty`` (n,).
+        """
+        seen = _seen(self.net, x)
+        novelty, rescale = self.novelty(seen.inputs / self.unit), self.net[-1]
+        if isinstance(self.head, ClassHead):
+            out, found = seen.out, self.head.tensors(seen, novelty)
+        else:
+            assert isinstance(rescale, Rescale)
+            out, found = rescale(seen.out), self.head.tensors(seen, novelty, rescale)
+        assert isinstance(out, Moments)
+        moments = {"mean": out.mean, "covariance": out.covariance_matrix}
+        return {**moments, **found, "novelty": novelty}
 
     def distribution(self, x: Tensor | Moments, *, near: bool = False) -> Predictive:
         """Of the targets of any number of rows (n, d), of a regression."""

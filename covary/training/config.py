@@ -48,6 +48,13 @@ class TrainingConfig:
         metadata=option(f"{', '.join(SCHEDULES[:-1])} or {SCHEDULES[-1]}."),
     )
     clip: float = field(default=0.0, metadata=option("Largest norm of the gradient; 0 for any."))
+    compile: bool = field(
+        default=False,
+        metadata=option(
+            "Compile the network first (torch.compile), for a minute or so: tracked covariances "
+            "train faster then, full ones slower."
+        ),
+    )
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -162,7 +162,8 @@ class _Loop:
     checkpoint: Checkpoint | None
 
     def __post_init__(self) -> None:
-        self.module = self.fabric.setup_module(self.objective)
+        module = torch.compile(self.objective) if self.config.compile else self.objective
+        self.module = self.fabric.setup_module(cast(nn.Module, module))
         self.optimizer = make_optimizer(self.config, self.objective)
         self.engine = cast("_FabricOptimizer", self.fabric.setup_optimizers(self.optimizer))
         self.position = Position()

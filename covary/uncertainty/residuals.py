@@ -85,6 +85,14 @@ class Scales(NamedTuple):
     df: Tensor
     parts: dict[str, Tensor]
 
+    @property
+    def variance(self) -> Tensor:
+        """(n,) of the distribution that is the average of all networks', whose mean is 0."""
+        spread = torch.where(torch.isinf(self.df), 1.0, self.df / (self.df - 2))
+        weights = self.logits.exp().double()
+        every = weights * (self.squared.double() * spread + self.shifts.double().square())
+        return every.sum((0, 2)) / weights.sum((0, 2))
+
     def log_density(self, residual: Tensor) -> Tensor:
         """(m, n) of residuals (n,) or (m, n)."""
         square = (residual[..., None] - self.shifts).square() / self.squared
