@@ -658,7 +658,7 @@ def exported() -> str:
 
 def compiled() -> str:
     found = {(row["covariance"], row["batch"], row["use"]): row for row in load("compiled")}
-    uses = [(use, batch) for use in ("inference", "training_step") for batch in (1, 128)]
+    uses = list(dict.fromkeys((use, batch) for _, batch, use in found))
     names = [f"{use.replace('_', ' ')}, batch {batch}" for use, batch in uses]
     seconds = [row["compiling"] for row in found.values()]
     rows = [

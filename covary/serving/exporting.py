@@ -172,7 +172,8 @@ def write(
     metadata = _metadata(about, inputs, expected, axes)
     is_onnx = path.suffix.lower() == ".onnx"
     metadata |= {"opset": str(OPSET)} if is_onnx else {}
-    content, runs = b"", [program.module()]
+    runs: list[Function] = [program.module()]
+    content = b""
     if is_onnx:
         try:
             content = _as_onnx(program, inputs, expected, metadata)
@@ -272,8 +273,10 @@ def _as_onnx(
             if value.name in outputs and not value.is_graph_output():
                 value.name = f"{value.name}_within"
     for value in (*found.model.graph.inputs, *found.model.graph.outputs):
-        sizes = [size if isinstance(size, int) else "batch" for size in value.shape or ()]
-        value.shape = type(value.shape)(sizes)
+        assert value.shape is not None
+        for axis, size in enumerate(value.shape):
+            if not isinstance(size, int):
+                value.shape[axis] = "batch"
     found.model.metadata_props.update(metadata)
     content: bytes = found.model_proto.SerializeToString()
     return content
