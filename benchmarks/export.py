@@ -24,9 +24,8 @@ from benchmarks.residual_cnn import ResidualCNN
 from benchmarks.tracked import medians
 
 SEED, WIDTHS, BATCHES, INPUTS = 0, [784, 392, 196, 10], (1, 128), 1000
-ACTIVATIONS = ("relu", "heaviside", "gelu", "lif")
-MLPS = [(name, kind) for kind in ("full", "tracked") for name in ACTIVATIONS]
-MLPS += [("relu", "diagonal"), ("relu", "shared")]
+MLPS = [("relu", kind) for kind in ("full", "tracked", "diagonal", "shared")]
+MLPS += [(name, "tracked") for name in ("heaviside", "gelu", "lif")]
 
 
 def networks() -> dict[str, tuple[nn.Module, Tensor]]:
