@@ -763,15 +763,13 @@ def exported() -> str:
 
 def compiled() -> str:
     found = {(row["covariance"], row["batch"], row["use"]): row for row in load("compiled")}
-    uses = [(use, batch) for use in ("inference", "training_step") for batch in (1, 128)]
+    uses = list(dict.fromkeys((use, batch) for _, batch, use in found))
     names = [f"{use.replace('_', ' ')}, batch {batch}" for use, batch in uses]
-    seconds = [row["compiling"] for row in found.values()]
     rows = [
         [kind, *(f"{found[kind, batch, use]['ratio']:.2f}" for use, batch in uses)]
         for kind in dict.fromkeys(kind for kind, _, _ in found)
     ]
-    note = f"\n\nCompiling took {min(seconds):.0f} to {max(seconds):.0f} seconds each time."
-    return markdown(["covariance", *names], rows) + note
+    return markdown(["covariance", *names], rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -120,6 +120,25 @@ def compiled(net: nn.Module) -> nn.Module:
     return torch.compile(net, backend="eager")  # type: ignore[return-value]
 
 
+_slow = [pytest.param(name, marks=pytest.mark.slow) for name in ("full", "diagonal", "shared")]
+
+
+@pytest.mark.parametrize("covariance", ["tracked", *_slow])
+def test_training_compiled_is_the_same(covariance, monkeypatch):
+    """Loss, weights and corrections, after steps of two batch sizes."""
+    found = []
+    x, y = torch.randn(22, 6), torch.randint(0, 3, (22,))
+    compile_ = torch.compile  # to machine code would take a minute
+    monkeypatch.setattr(torch, "compile", lambda net: compile_(net, backend="aot_eager"))
+    for wanted in (False, True):
+        torch.manual_seed(0)
+        net = covary.mlp([6, 8, 7, 3], noise=0.2, covariance=covariance)
+        config = TrainingConfig(epochs=2, batch_size=8, lr=1e-2, compile=wanted)
+        history = fit(ClassificationLoss(net), TensorBatches(x, y, batch_size=8), config)
+        found.append((history[-1].loss, net.state_dict()))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("loss", [RegressionLoss, GaussianLikelihood])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_compiled_networks_are_trained_on_the_same_scale(loss, dtype):

@@ -163,9 +163,8 @@ class Tape:
         total = rows.new_zeros(self.batch, len(rows), len(rows))
 
         def meet(terms: Sequence[Term], here: Tensor) -> None:
-            nonlocal total
             for term in added_up(terms):
-                total = total + term.products(here)
+                total.add_(term.products(here))
 
         self.sweep(at, rows, meet)
         return total

@@ -188,8 +188,7 @@ class Tracked(Covariance):
         if len(weight) <= self.exact_width:
             return Tracked.of(Full(self.quadratic(weight[None])), self.exact_width)
         gram = None
-        is_common = self.is_diagonal and self.shape[-2] == 1
-        if is_common and linalg.is_plain(weight, self.estimate):
+        if self.is_diagonal and linalg.is_plain(weight, self.estimate) and len(self.estimate) == 1:
             gram = gram_of(weight, self.estimate)
         if not torch.is_grad_enabled():
             weight = weight.detach()  # the sweep comes later, when gradients may be on again

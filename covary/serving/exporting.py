@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from covary.convert import Converted
 from covary.files import replacing
 from covary.moments import Moments
-from covary.runs.directory import weights_digest
+from covary.runs.directory import versions, weights_digest
 from covary.serving.graphs import graph_of
 
 # The version of ONNX's operators that files are written in.
@@ -114,7 +114,6 @@ def named_moments(net: nn.Module, *inputs: Any, outputs: str = "covariance") -> 
     for i, value in enumerate(given):
         end = f"_{i + 1}" if i else ""
         if isinstance(value, Moments):
-            # Not .variance alone: of few units the matrix is computed anyway.
             found[f"mean{end}"] = value.mean
             second = value.covariance_matrix if outputs == "covariance" else value.stddev
             found[f"{outputs}{end}"] = second
@@ -172,7 +171,8 @@ def write(
     metadata = _metadata(about, inputs, expected, axes)
     is_onnx = path.suffix.lower() == ".onnx"
     metadata |= {"opset": str(OPSET)} if is_onnx else {}
-    content, runs = b"", [program.module()]
+    runs: list[Function] = [program.module()]
+    content = b""
     if is_onnx:
         try:
             content = _as_onnx(program, inputs, expected, metadata)
@@ -231,7 +231,7 @@ def _batch_for(inputs: Iterable[Tensor]) -> int:
 def _resized(inputs: Sequence[Tensor], axes: Sequence[int], batch: int) -> list[Tensor]:
     """So many samples, the examples again and again."""
     return [
-        value.index_select(axis, torch.arange(batch) % value.shape[axis])
+        value.index_select(axis, torch.arange(batch, device=value.device) % value.shape[axis])
         for value, axis in zip(inputs, axes, strict=True)
     ]
 
@@ -272,8 +272,10 @@ def _as_onnx(
             if value.name in outputs and not value.is_graph_output():
                 value.name = f"{value.name}_within"
     for value in (*found.model.graph.inputs, *found.model.graph.outputs):
-        sizes = [size if isinstance(size, int) else "batch" for size in value.shape or ()]
-        value.shape = type(value.shape)(sizes)
+        assert value.shape is not None
+        for axis, size in enumerate(value.shape):
+            if not isinstance(size, int):
+                value.shape[axis] = "batch"
     found.model.metadata_props.update(metadata)
     content: bytes = found.model_proto.SerializeToString()
     return content
@@ -320,7 +322,7 @@ def _in_onnxruntime(content: bytes) -> list[Function]:
     outputs = [each.name for each in session.get_outputs()]
 
     def run(*given: Tensor) -> dict[str, Tensor]:
-        arrays = {name: value.numpy() for name, value in zip(names, given, strict=True)}
+        arrays = {name: value.cpu().numpy() for name, value in zip(names, given, strict=True)}
         found = map(torch.from_numpy, session.run(None, arrays))
         return dict(zip(outputs, found, strict=True))
 
@@ -343,6 +345,7 @@ def _difference(
             got = every[name]
             if got.shape != wanted.shape:
                 return math.inf
+            got, wanted = got.cpu(), wanted.cpu()
             gap = (got.double() - wanted.double()).abs()
             gap = torch.where(got == wanted, 0.0, gap).nan_to_num(nan=math.inf)
             least = torch.finfo(torch.float32).tiny
@@ -378,7 +381,6 @@ def _metadata(
     axes: Sequence[int],
 ) -> dict[str, str]:
     """Texts by name: what the network is, and what goes in and comes out."""
-    from covary import __version__
 
     def described(values: Mapping[str, Tensor], axes: Sequence[int]) -> dict[str, Any]:
         return {
@@ -387,7 +389,7 @@ def _metadata(
         }
 
     found = {
-        "covary_version": __version__,
+        "covary_version": versions()["covary"],
         "torch_version": torch.__version__,
         "inputs": described(inputs, axes),
         "outputs": described(outputs, [0] * len(outputs)),

@@ -163,7 +163,7 @@ class _Loop:
 
     def __post_init__(self) -> None:
         module = torch.compile(self.objective) if self.config.compile else self.objective
-        self.module = self.fabric.setup_module(cast(nn.Module, module))
+        self.module = self.fabric.setup_module(cast(nn.Module, module), _reapply_compile=False)
         self.optimizer = make_optimizer(self.config, self.objective)
         self.engine = cast("_FabricOptimizer", self.fabric.setup_optimizers(self.optimizer))
         self.position = Position()
