@@ -17,7 +17,7 @@ import pytest
 
 from covary.data import DataError
 from covary.data.locking import locked
-from covary.serving import FileOptions, PredictedTable, Predictor, predict_files
+from covary.serving import FileOptions, PredictedTable, Predictor, on_ray, predict_files
 from covary.serving.folders import merged
 from tests.commands import covary, trained_run
 from tests.test_predict import frame, trained
@@ -216,3 +216,22 @@ def test_one_missing_source_is_still_told_as_before(houses, tmp_path):
     with pytest.raises(DataError, match="No file matches"):
         predict_files(Predictor.load(houses), f"{tmp_path}/*.csv", tmp_path / "o")
     assert "is not there" in covary("predict", houses, tmp_path / "no.csv", code=1)
+
+
+def test_workers_have_ended_when_a_problem_is_told(predictor, tmp_path, monkeypatch):
+    happened = []
+
+    def predicted(kept, work, how):
+        try:
+            yield "Nothing can be read."
+        finally:
+            happened.append(("ended", kept.exists()))
+
+    monkeypatch.setattr(on_ray, "require", lambda: None)
+    monkeypatch.setattr(on_ray, "predicted", predicted)
+    lake(tmp_path)
+    # An error keeps frames alive, and what they hold.
+    with pytest.raises(DataError, match=r"Nothing can be read\. 0 of 3 files") as kept:
+        predict_files(predictor, str(tmp_path / "lake"), tmp_path / "out", engine="ray")
+    assert happened == [("ended", True)]
+    assert kept.tb is not None

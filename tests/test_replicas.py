@@ -245,6 +245,18 @@ def test_a_recorded_step_gives_the_same_gradients_and_leaves_the_rest_alone(monk
     torch.testing.assert_close(gradients(0), gradients(10**9))
 
 
+def test_a_recorded_step_is_gone_with_its_last_use(monkeypatch):
+    from torch.jit._state import _python_cu  # what torch keeps until the process ends
+
+    monkeypatch.setattr(module, "_STEPS_BEFORE_RECORDING", 0)
+    before = len(_python_cu.get_functions())
+    loss = ReplicaLoss([RegressionLoss(net) for net in networks()])
+    loss(torch.randn(6, len(NOISES), FEATURES), torch.randn(6, len(NOISES), 1))
+    (step,) = loss._steps.values()
+    assert isinstance(step, torch.jit.ScriptFunction)
+    assert len(_python_cu.get_functions()) == before
+
+
 def test_recorded_dropout_draws_anew_for_every_step_and_replica(monkeypatch):
     monkeypatch.setattr(module, "_STEPS_BEFORE_RECORDING", 0)
     net = covary.mlp([FEATURES, 50, 1], dropout=0.5)

@@ -6,6 +6,7 @@ import ast
 import json
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 import covary
 from covary.data import DataError
-from covary.files import FileError
+from covary.files import FileError, read_tensors, write_tensors
 from covary.serving import Predictor
 from tests.commands import covary as command
 from tests.commands import trained_run
@@ -53,6 +54,21 @@ def test_a_saved_predictor_needs_neither_run_nor_data(houses, predictor, tmp_pat
     again = Predictor.load(tmp_path / "kept", level=0.5)
     same(again(rows), Predictor.load(houses, level=0.5)(rows))
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_mixtures_from_before_they_had_tails_are_fitted_again(houses, tmp_path):
+    run = Path(shutil.copytree(houses, tmp_path / "run"))
+    path = run / "predictor.safetensors"
+    tensors, about = read_tensors(path)
+    for earlier, is_kept in (({}, True), ({"families": '["mixture"]'}, False)):
+        del about["format"]
+        about |= earlier | {"seconds": "123.0"}
+        write_tensors(path, tensors, about)
+        Predictor.load(run)
+        _, about = read_tensors(path)
+        assert (about["seconds"] == "123.0") == is_kept
+        assert ("format" in about) == (not is_kept)
+        about["format"] = "2"
 
 
 def test_a_noise_that_was_chosen_anew_is_kept(tmp_path, recwarn):

@@ -57,6 +57,8 @@ _PIXELS, _FITTED_TO = 2**20, 2**24
 # Held-out rows that are looked at: more say little more. Fewer than the least say nothing.
 _MOST, LEAST = 20_000, 10
 _REMEDY = "Remove it: covary predict fits it again."
+# Of the file that keeps it. Before it was written, mixtures were of normal distributions.
+_FORMAT = "2"
 
 
 class Answers(NamedTuple):
@@ -353,7 +355,7 @@ def _kept(run: Run) -> RowModel | None:
         return None
     tensors, about = read_tensors(path)
     known, of = _calibration(run), about.get("calibration")
-    if about.get("weights") != run.weights or "seconds" not in about:  # of an earlier version
+    if about.get("weights") != run.weights or not _is_understood(about):
         return None
     if known is not None and of != _numbers(run, known):
         return None
@@ -362,6 +364,13 @@ def _kept(run: Run) -> RowModel | None:
             return _restored(run, tensors, about).requires_grad_(False)
     except (KeyError, ValueError, TypeError, IndexError, RuntimeError) as error:
         raise FileError(f"{path} does not fit {run.path}: {error}. {_REMEDY}") from error
+
+
+def _is_understood(about: Mapping[str, str]) -> bool:
+    """Whether a file's numbers mean here what they meant when it was written."""
+    if "format" in about:
+        return about["format"] == _FORMAT
+    return "seconds" in about and "mixture" not in about.get("families", "")
 
 
 def _restored(run: Run, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> RowModel:
@@ -408,7 +417,7 @@ def _fitted(run: Run, progress: Steps | None) -> RowModel:
             f"is ({LEAST} at least). Train again with --validation 0.1."
         )
     x, y, known = run.data.inputs[rows], run.data.y[rows], _calibration(run)
-    net, about = run.network(), {"weights": run.weights}
+    net, about = run.network(), {"format": _FORMAT, "weights": run.weights}
     head: TargetHead | ClassHead
     with quietly():
         how = chosen(run, net, None if known is None else known.covariance)

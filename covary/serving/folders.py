@@ -10,6 +10,7 @@ import glob
 import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -259,12 +260,14 @@ def _on_ray(
     shutil.rmtree(kept := out / PREDICTOR, ignore_errors=True)  # of a process that was killed
     try:
         predictor.save(kept)
-        for done, found in enumerate(on_ray.predicted(kept, work, how)):
-            if isinstance(found, str):
-                raise DataError(told_rest(found, done, len(work)))
-            if progress is not None:
-                progress(found.rows)
-            yield found
+        # Workers end before others may write to the folder, also after a problem.
+        with closing(on_ray.predicted(kept, work, how)) as every:
+            for done, found in enumerate(every):
+                if isinstance(found, str):
+                    raise DataError(told_rest(found, done, len(work)))
+                if progress is not None:
+                    progress(found.rows)
+                yield found
     finally:
         shutil.rmtree(kept, ignore_errors=True)
     # What a worker that was killed was about to write; another one has written it since.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,9 @@ def require() -> None:
         import ray.data  # noqa: F401
 
 
-def predicted(kept: Path, work: Sequence[Work], how: FileOptions) -> Iterator[PredictedTable | str]:
+def predicted(
+    kept: Path, work: Sequence[Work], how: FileOptions
+) -> Generator[PredictedTable | str, None, None]:
     """What came of each file, in the order in which they are done; a problem as a text.
 
     Args:

@@ -8,7 +8,6 @@ ended alone.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise, zip_longest
@@ -225,18 +224,18 @@ class ReplicaLoss(nn.Module):
 def _without_python(recorded: torch.fx.GraphModule, *given: Tensor) -> Callable[..., Any]:
     """The same operations, called by TorchScript: the same numbers in two thirds of the time.
 
-    Those of batch norm it does not take; they stay as they are.
+    Those of batch norm it does not take; they stay as they are. ``torch.jit.trace`` would keep what
+    it makes, megabytes for each network, until the process ends; this is gone with its last use.
     """
-    with torch.no_grad(), warnings.catch_warnings():
-        # torch recommends torch.compile instead, which takes longer here than the training.
-        warnings.simplefilter("ignore", DeprecationWarning)
+    with torch.no_grad():
         try:
-            traced: Callable[..., Any] = torch.jit.trace(  # type: ignore[no-untyped-call]
-                recorded, given, check_trace=False
+            graph, _ = torch._C._create_graph_by_tracing(
+                lambda *inputs: recorded(*inputs), given, lambda _: "", True, False
             )
         except RuntimeError:
             return recorded
-        return traced
+    made: Callable[..., Any] = torch._C.CompilationUnit().create_function("step", graph)
+    return made
 
 
 class _LossOfGradients(torch.autograd.Function):
