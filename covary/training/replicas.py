@@ -232,7 +232,7 @@ def _without_python(recorded: torch.fx.GraphModule, *given: Tensor) -> Callable[
             graph, _ = torch._C._create_graph_by_tracing(
                 lambda *inputs: recorded(*inputs), given, lambda _: "", True, False
             )
-        except RuntimeError:
+        except (AttributeError, RuntimeError):  # it is not public, and may be gone one day
             return recorded
     made: Callable[..., Any] = torch._C.CompilationUnit().create_function("step", graph)
     return made
