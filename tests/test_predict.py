@@ -333,6 +333,9 @@ def test_the_command_writes_scores_and_says_what_the_flag_promises(houses, kinds
     assert list(pd.read_csv(out)) == ["age", "kind", *OUT]
     again = covary("predict", houses, table, "--out", out, code=1)
     assert "exists already. Replace it (--overwrite)" in again
+    itself = covary("predict", houses, table, "--out", table, "--overwrite", code=1)
+    assert "is the table itself" in itself
+    assert len(pd.read_csv(table)) == 300
     covary("predict", houses, table, "--out", out, "--overwrite", "--keep", "none")
     assert list(pd.read_csv(out)) == OUT
     result = json.loads(

@@ -122,6 +122,8 @@ def test_a_frame_gets_predictions_behind_its_columns(predictor):
     assert (nothing.dtypes == predictor.frame(rows, keep=["age"]).dtypes).all()
     with pytest.raises(DataError, match="'std', which predictions are called, too"):
         predictor.frame(rows.assign(std=1.0))
+    with pytest.raises(DataError, match="no column 'aeg' \\(did you mean 'age'"):
+        predictor.frame(rows, keep=["aeg"])
 
 
 def test_an_example_is_a_row_that_the_run_takes(tmp_path):

@@ -153,7 +153,7 @@ BAD_BODIES = {
     "no JSON": ("[{", "is no JSON"),
     "an object": ("{}", "The body is an object; send a list of rows"),
     "an empty list": ("[]", "is an empty list"),
-    "a number": ("[1]", "Row 0 (counted from 0) is a number"),
+    "a number": ("[1]", "Row 1 is a number"),
     "NaN": ('[{"income": NaN}]', "NaN is no number of JSON; send null"),
     "a name": ('[{"incom": 1}]', "no value for 'income' (did you mean 'incom'?)"),
     "too deep": ("[" * 9000, "nested too deeply"),

@@ -69,6 +69,11 @@ def read_images(
             if array:
                 raise DataError(f"{path} holds no arrays, so {array!r} cannot be chosen (--array).")
             return _of_files(path, _png_files(path), schema, chunk)
+        if path.suffix.lower() in (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"):
+            raise DataError(
+                f"The run is of images, and takes a folder of PNG files or an npz file; {path} is "
+                "a table."
+            )
         return _of_npz(path, array, schema, chunk)
     found = np.asarray(source)
     _check_array(found.shape, found.dtype, schema, "The array")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 import tomllib
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,7 +50,10 @@ WIDTH = 4.9  # inches: 350 points, which a phone shows at full size
 @contextmanager
 def house_style() -> Iterator[None]:
     """Settings of matplotlib as in ``house.mplstyle``, whatever the user's own; those come back."""
-    with matplotlib.rc_context(fname=Path(__file__).with_name("house.mplstyle")):
+    style = Path(__file__).with_name("house.mplstyle")
+    with matplotlib.rc_context(fname=style), warnings.catch_warnings():
+        # Names of data in other scripts: the picture has boxes, and the words beside it the names.
+        warnings.filterwarnings("ignore", r"Glyph .* missing from font", UserWarning)
         yield
 
 

@@ -90,11 +90,11 @@ def _columns(rows: list[Any], schema: Schema, most: int) -> dict[str, list[Any]]
     constants = [column.name for column in schema.columns if column.kind == "constant"]
     for i, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise DataError(f"Row {i} (counted from 0) is {kind_of(row)}; send {wanted(schema)}.")
+            raise DataError(f"Row {i + 1} is {kind_of(row)}; send {wanted(schema)}.")
         if lacks := [name for name in needed if name not in row]:
             told = with_nearest(lacks, [*row][:100])
             raise DataError(
-                f"Row {i} (counted from 0) has no value for {told}; send null where it is missing. "
+                f"Row {i + 1} has no value for {told}; send null where it is missing. "
                 f"The columns are {shortened(needed, 25)}."
             )
     names = needed + [name for name in constants if any(name in row for row in rows)]

@@ -108,7 +108,7 @@
     const asks = row.flag !== "answer";
     const verdict = make("p", { class: `verdict${asks ? " ask" : ""}`, id: "verdict" },
       make("b", {}, asks ? "Ask someone" : "Answer"),
-      make("span", {}, asks ? row.reason : "It is as sure as it has to be, and the input is like those of training."));
+      make("span", {}, asks ? row.reason : "It is among the surest, as said below, and the input is like those of training."));
     const parts = schema.task === "classification" ? [classes(row)] : reply.explanation.map((target) => regression(row, target));
     const more = reply.explanation.map((one) => variance(one));
     const blocks = parts.flatMap((part, i) => (schema.task === "classification" ? [part] : [part, more[i]]));

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from covary import runs
 from covary.budget import Budget
 from covary.data import Chunk, DataError, ImageSchema, Schema, read_images, read_rows
-from covary.data.columns import shortened
+from covary.data.columns import shortened, with_nearest
 from covary.data.rows import UNSEEN
 from covary.files import FileError, read_json, write_json
 from covary.inputs import in_batches
@@ -176,7 +176,11 @@ class Predictor:
             keep: the columns that stand before the predictions; all of them if None.
         """
         found = self(rows) if len(rows) else type(rows)(self(self.example()))[:0]
-        kept = rows if keep is None else rows[list(keep)]
+        wanted = list(rows.columns) if keep is None else list(keep)
+        if absent := [name for name in wanted if name not in rows.columns]:
+            told = with_nearest(absent, list(rows.columns))
+            raise DataError(f"There is no column {told} to keep.")
+        kept = rows[wanted]
         check_not_taken(kept.columns, found)
         return kept.assign(**{name: found[name] for name in found})
 

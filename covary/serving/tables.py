@@ -72,7 +72,11 @@ def predict_table(
     """
     if isinstance(out, Path) and out.is_dir():
         raise DataError(f"{out} is a folder, where predictions are a file: name one in it.")
-    if isinstance(out, Path) and out.exists() and not overwrite:
+    is_there = isinstance(out, Path) and out.exists()
+    table = Path(source) if isinstance(source, str | os.PathLike) else None
+    if is_there and table is not None and table.exists() and table.samefile(str(out)):
+        raise DataError(f"{out} is the table itself, not a place for predictions: name another.")
+    if is_there and not overwrite:
         raise DataError(f"{out} exists already. Replace it (--overwrite) or choose another name.")
     chunks = predictor.read(
         source, chunk=chunk, array=array, format=source_format, encoding=encoding,

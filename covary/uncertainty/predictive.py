@@ -25,7 +25,7 @@ _LEAST_PROBABILITY = 1e-12
 _BY_ROW = ("weights", "locations", "scales")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Predictive:
     """A mixture of Student's t distributions for each of n rows and t targets.
 
@@ -48,6 +48,11 @@ class Predictive:
     df: Floats
     correlation: Floats
     is_one_target: bool = True
+
+    def __repr__(self) -> str:
+        n, t, k = self.weights.shape
+        sizes = f"{n} rows", f"{t} target{'s' * (t != 1)}", f"{k} component{'s' * (k != 1)}"
+        return f"Predictive({', '.join(sizes)}, df={np.round(self.df, 1).tolist()})"
 
     @classmethod
     def normal(cls, mean: Floats, cov: Floats, *, is_one_target: bool = True) -> Predictive:
