@@ -591,6 +591,45 @@ def test_what_nobody_waits_for_is_not_computed():
     assert seen == [[2]]
 
 
+def test_what_nobody_waits_for_is_not_computed_alone_either():
+    def compute(items):
+        time.sleep(0.1)
+        if len(items) > 1:
+            raise ValueError("together")
+        return double(items)
+
+    async def scenario(batcher):
+        asked = [asyncio.ensure_future(batcher(i, size=1, kind="k")) for i in range(4)]
+        await asyncio.sleep(0.05)  # they are computed together
+        asked[2].cancel()
+        return [await each for i, each in enumerate(asked) if i != 2]
+
+    found, seen = batched(scenario, compute)
+    assert found == [0, 2, 6]
+    assert seen == [[0, 1, 2, 3], [0], [1], [3]]
+
+
+def test_what_comes_while_it_ends_is_told_so():
+    def compute(items):
+        time.sleep(0.2)
+        return double(items)
+
+    async def scenario(batcher):
+        first = asyncio.ensure_future(batcher(1, size=9, kind="k"))
+        await asyncio.sleep(0.05)
+        ending = asyncio.ensure_future(batcher.close())
+        await asyncio.sleep(0.05)
+        with pytest.raises(RuntimeError, match="ended"):
+            await asyncio.wait_for(batcher(2, size=1, kind="k"), 5)
+        await ending
+        batcher._task = None
+        return await first
+
+    found, seen = batched(scenario, compute)
+    assert found == 2
+    assert seen == [[1]]
+
+
 def test_what_was_taken_is_computed_before_the_end():
     async def scenario(batcher):
         asked = [asyncio.ensure_future(batcher(i, size=1, kind=i)) for i in range(5)]
