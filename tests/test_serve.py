@@ -31,6 +31,7 @@ from covary.server import Limits, Served, running
 from covary.server.batching import Batcher
 from covary.server.counting import Counts
 from covary.server.guard import is_loopback
+from covary.server.served import stamps_of
 from covary.serving import Predictor
 from tests.commands import covary, trained_run
 from tests.servers import HOSTILE, frame, live, row, trained
@@ -374,11 +375,33 @@ def wait_for(what, seconds: float = 20.0):
         time.sleep(0.02)
 
 
+def test_files_that_change_while_they_are_read_are_no_model(prices, tmp_path, monkeypatch):
+    run = Path(shutil.copytree(prices, tmp_path / "served"))
+    load, times = Predictor.load, 0
+
+    def changed(*args, **options):
+        nonlocal times
+        found = load(*args, **options)
+        if times > 0:
+            path = run / "schema.json"
+            path.write_text(path.read_text() + " " * times)
+        times -= 1
+        return found
+
+    monkeypatch.setattr(Predictor, "load", changed)
+    times = 2
+    with pytest.raises(runs.RunError, match="changed while they were read"):
+        Served.load(run)
+    times = 1  # as when it is fitted for the first time
+    assert Served.load(run).stamps == stamps_of(run)
+
+
 def test_a_new_model_is_loaded_without_a_dropped_request(prices, tmp_path, caplog):
     """Then a damaged one, which changes nothing, and the first one again."""
     caplog.set_level(logging.INFO, "covary.server")
     other = trained(tmp_path, "<i>price", "--seed", 1)
-    Predictor.load(other)
+    for each in (prices, other):
+        Predictor.load(each)
     run = Path(shutil.copytree(prices, tmp_path / "served"))
     first, second = (runs.open(each).weights for each in (prices, other))
     with live(run, look=0.05) as server:
@@ -589,6 +612,45 @@ def test_what_nobody_waits_for_is_not_computed():
     found, seen = batched(scenario, double)
     assert found == 4
     assert seen == [[2]]
+
+
+def test_what_nobody_waits_for_is_not_computed_alone_either():
+    def compute(items):
+        time.sleep(0.1)
+        if len(items) > 1:
+            raise ValueError("together")
+        return double(items)
+
+    async def scenario(batcher):
+        asked = [asyncio.ensure_future(batcher(i, size=1, kind="k")) for i in range(4)]
+        await asyncio.sleep(0.05)  # they are computed together
+        asked[2].cancel()
+        return [await each for i, each in enumerate(asked) if i != 2]
+
+    found, seen = batched(scenario, compute)
+    assert found == [0, 2, 6]
+    assert seen == [[0, 1, 2, 3], [0], [1], [3]]
+
+
+def test_what_comes_while_it_ends_is_told_so():
+    def compute(items):
+        time.sleep(0.2)
+        return double(items)
+
+    async def scenario(batcher):
+        first = asyncio.ensure_future(batcher(1, size=9, kind="k"))
+        await asyncio.sleep(0.05)
+        ending = asyncio.ensure_future(batcher.close())
+        await asyncio.sleep(0.05)
+        with pytest.raises(RuntimeError, match="ended"):
+            await asyncio.wait_for(batcher(2, size=1, kind="k"), 5)
+        await ending
+        batcher._task = None
+        return await first
+
+    found, seen = batched(scenario, compute)
+    assert found == 2
+    assert seen == [[1]]
 
 
 def test_what_was_taken_is_computed_before_the_end():

@@ -41,6 +41,7 @@ class Batcher(Generic[Item, Found]):
         self._queue: asyncio.Queue[_Waiting[Item, Found] | None] = asyncio.Queue()
         self._thread = ThreadPoolExecutor(1, "covary-batches")
         self._task: asyncio.Task[None] | None = None
+        self._is_closing = False
         self.batches = 0
 
     def start(self) -> None:
@@ -49,6 +50,7 @@ class Batcher(Generic[Item, Found]):
 
     async def close(self) -> None:
         """Compute what was taken, then end."""
+        self._is_closing = True
         self._queue.put_nowait(None)
         if self._task is not None:
             await self._task
@@ -56,7 +58,7 @@ class Batcher(Generic[Item, Found]):
 
     async def __call__(self, item: Item, *, size: int, kind: Hashable) -> Found:
         """What is computed of an item; items of different kinds are never in one batch."""
-        if self._task is None or self._task.done():
+        if self._task is None or self._task.done() or self._is_closing:
             raise RuntimeError("The batches have ended.")
         future: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
         self._queue.put_nowait(_Waiting(item, size, kind, future))
@@ -108,7 +110,7 @@ class Batcher(Generic[Item, Found]):
         except Exception as error:
             if len(batch) > 1:
                 for each in batch:
-                    await self._computed([each])
+                    await self._computed([each] if not each.future.done() else [])
             elif not batch[0].future.done():
                 batch[0].future.set_exception(error)
             return

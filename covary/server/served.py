@@ -79,10 +79,12 @@ class Served:
 
         Files that change meanwhile are an error, so that no model is made of two.
         """
-        digest = runs.open(run).weights
+        digest, stamps = runs.open(run).weights, stamps_of(run)
         predictor = Predictor.load(run, **options)
-        stamps = stamps_of(run)
-        if runs.open(run).weights != digest:
+        if stamps_of(run) != stamps:  # the first time, it keeps a calibration that it has fitted
+            stamps = stamps_of(run)
+            predictor = Predictor.load(run, **options)
+        if stamps_of(run) != stamps or runs.open(run).weights != digest:
             raise runs.RunError(f"The files of {run} changed while they were read: load it again.")
         found = cls(Path(run).resolve().name, digest, predictor, stamps)
         (reply,) = found.replies([found.typical()])
