@@ -221,7 +221,7 @@ BROKEN = {
     "no image in the array": (lambda f: _saved(f / "n.npz", _grey(0, 8, 8)), "has no images in it"),
     "no archive": (lambda f: _text(f / "n.npz"), "is not a readable npz file: File is not a zip"),
     "no arrays": (lambda f: _saved(f / "n.npz"), "has no arrays in it"),
-    "a table": (lambda f: _text(f / "n.csv", "a,b\n1,2\n"), "n.csv is not a readable npz file"),
+    "a table": (lambda f: _text(f / "n.csv", "a,b\n1,2\n"), "n.csv is a table."),
 }
 
 
