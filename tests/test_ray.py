@@ -99,7 +99,7 @@ def test_a_worker_tells_what_is_wrong_with_a_file(predictor, tmp_path, monkeypat
     problem = str(worker(batch)["problem"][0])
     assert "'old'" in problem
     assert not (out / "0.parquet").exists()
-    monkeypatch.setattr(on_ray, "predicted", lambda *_: iter([problem]))
+    monkeypatch.setattr(on_ray, "predicted", lambda *_: (each for each in [problem]))
     with pytest.raises(DataError, match=r"0\.parquet.*0 of 3 files .*--resume goes on"):
         predict_files(predictor, str(folder), out, engine="ray")
     assert [path.name for path in out.iterdir()] == ["_predictions.json"]

@@ -161,6 +161,7 @@ BAD_BODIES = {
     "bytes": (b"\xff\xfe\xfd", "UTF-8"),
     "huge": (json.dumps([row(rooms=7)]).replace("7", "1e999"), "infinite or beyond"),
     "many digits": (json.dumps([row(income=10**400)]), "infinite or beyond"),
+    "too many digits": ("[" + "1" * 5000 + "]", "a whole number of thousands of digits; send"),
     "a list": (json.dumps([row(income=[1])]), "column 'income' holds values of type list"),
     "a text": (json.dumps([row(rooms="many")]), "the first 'many'"),
     "half a letter": (json.dumps([row(**{"<b>city</b>": "\ud800"})]), "lone surrogate"),

@@ -46,6 +46,11 @@ def read_body(predictor: Predictor, kind: str, body: bytes, most: int) -> Chunk:
     except ValueError as error:
         if isinstance(error, DataError):
             raise
+        if not isinstance(error, json.JSONDecodeError):  # Python's limit of digits
+            raise DataError(
+                "The body has a whole number of thousands of digits; send one that a column or "
+                "pixel can have."
+            ) from None
         # Its message has a place, and nothing of the body.
         raise DataError(f"The body is no JSON: {error}.") from None
     if not isinstance(given, list):
