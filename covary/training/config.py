@@ -51,8 +51,8 @@ class TrainingConfig:
     compile: bool = field(
         default=False,
         metadata=option(
-            "Compile the network first (torch.compile), for a minute or so: tracked covariances "
-            "train faster then, full ones slower."
+            "Compile the network first (torch.compile), for a minute or so: it trains faster "
+            "then, but for full covariances, which train slower."
         ),
     )
     seed: int = 0
