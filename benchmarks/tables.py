@@ -710,8 +710,8 @@ def serving() -> str:
     rows = [
         (f"as fast as answers come, {name}", capacity[name]) for name in ("batched", "one by one")
     ]
-    rows.append((f"80% of that, {sustained['minutes']:g} minutes", sustained))
-    rows.append(("three times that", most))
+    rows.append((f"80% of the first, for {sustained['minutes']:g} min", sustained))
+    rows.append(("three times the first, offered", most))
     return markdown(
         [
             "load",

@@ -22,6 +22,8 @@ from benchmarks import (
     replicas,
     results,
     sampling_cost,
+    serving_fuzz,
+    serving_load,
     sources,
     spiking,
     summary,
@@ -251,6 +253,8 @@ def test_stored_measurements_keep_the_promises():
     assert sources.broken_promises(results.load("sources")) == []
     assert spiking.broken_promises(results.load("spiking")) == []
     assert flips.broken_promises(results.load("flips")) == []
+    assert serving_load.broken_promises(results.load("serving")) == []
+    assert serving_fuzz.broken_promises(results.load("serving_fuzz")) == []
     assert posterior.broken_promises(results.load("posterior")) == []
     for row in results.load("replicas"):
         assert row["times faster"] >= replicas.LEAST_TIMES_FASTER
