@@ -814,7 +814,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "likelihood": likelihood,
     "tables speed": tables_speed,
     "tables rank": lambda: tables_accuracy("spearman_error", 2),
-    "tables seconds": lambda: tables_accuracy("fit_seconds", 1),
     "predicting": predicting,
     "serving": serving,
     "serving fuzz": serving_fuzz,
