@@ -203,7 +203,7 @@ def test_options_of_training_are_the_fields_of_its_configuration(tmp_path):
         },
         "training": {
             "epochs": 7, "batch_size": 9, "lr": 0.125, "weight_decay": 0.5, "optimizer": "adamw",
-            "schedule": "cosine", "clip": 2.0,
+            "schedule": "cosine", "clip": 2.0, "compile": True,
         },
         "data": {"validation": 0.3, "augment": True, "limit": 50},
     }  # fmt: skip
