@@ -465,9 +465,11 @@ class Run:
         layers = [layer for layer in net.modules() if isinstance(layer, Linear)]
         widths = [*(layer.in_features for layer in layers[:1]), *(x.out_features for x in layers)]
         names = (activation_of(layer) for layer in net.modules())
-        with torch.random.fork_rng(devices=[]):
-            kept = self.config.model.build()  # of the precision in which it will be opened
-        kept.load_state_dict(net.state_dict())
+        kept = net
+        if self.config_path.exists():  # networks that are compared have none
+            with torch.random.fork_rng(devices=[]):
+                kept = self.config.model.build()  # of the precision in which it will be opened
+            kept.load_state_dict(net.state_dict())
         metadata = {
             "format": FORMAT,
             "covary": versions().get("covary", ""),
