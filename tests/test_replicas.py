@@ -21,7 +21,7 @@ from covary.training import (
     fit,
 )
 from covary.training import replicas as module
-from covary.training.replicas import ReplicaBatches, ReplicaLoss, Replicas, _is_always_noisy
+from covary.training.replicas import ReplicaBatches, ReplicaLoss, Replicas
 
 NOISES = [0.0, 0.1, 0.3, 1.0]
 FEATURES = 3
@@ -377,8 +377,11 @@ def test_wrong_shapes_are_refused():
 
 
 def test_only_noise_before_every_activation_makes_variances_certain():
-    noisy = Replicas([covary.mlp([3, 4, 4, 1], noise=[0.0, 0.1, sigma]) for sigma in (0.1, 0.2)])
-    assert _is_always_noisy(noisy)  # the input's noise stands before no activation
-    assert not _is_always_noisy(Replicas([covary.mlp([3, 4, 4, 1], noise=[0.1, 0.1, 0.0])]))
+    def is_always_noisy(*nets):
+        return ReplicaLoss([RegressionLoss(net) for net in nets])._is_always_noisy()
+
+    # The input's noise stands before no activation.
+    assert is_always_noisy(*(covary.mlp([3, 4, 4, 1], noise=[0.0, 0.1, s]) for s in (0.1, 0.2)))
+    assert not is_always_noisy(covary.mlp([3, 4, 4, 1], noise=[0.1, 0.1, 0.0]))
     without = covary.nn.Lift(0.1), covary.nn.Linear(3, 4), covary.nn.ReLU()
-    assert not _is_always_noisy(Replicas([torch.nn.Sequential(*without)]))
+    assert not is_always_noisy(torch.nn.Sequential(*without))

@@ -151,6 +151,8 @@ class ReplicaLoss(nn.Module):
         self.replicas = Replicas(objectives)
         self.decays = None if decays is None else torch.tensor(decays)
         self.statistic = objectives[0].statistic
+        self._parts = tuple(self.modules())
+        self._noises_before = _noises_before_activations(self.replicas)
         self._seen: dict[Hashable, int] = {}
         self._steps: dict[Hashable, Callable[..., Any]] = {}
 
@@ -183,10 +185,14 @@ class ReplicaLoss(nn.Module):
         key = (
             *((value.shape, value.dtype, value.device) for value in inputs),
             covariance_is_supervised(),
-            _is_always_noisy(self.replicas),
+            self._is_always_noisy(),
             is_autocast(inputs[0].device),
-            *(parameter.requires_grad for parameter in self.parameters()),
-            *((part.training, getattr(part, "covariance", "")) for part in self.modules()),
+            *(
+                one is not None and one.requires_grad
+                for part in self._parts
+                for one in part._parameters.values()
+            ),
+            *((part.training, getattr(part, "covariance", "")) for part in self._parts),
         )
         if key not in self._steps:
             self._seen[key] = self._seen.get(key, 0) + 1
@@ -212,13 +218,18 @@ class ReplicaLoss(nn.Module):
         # Recording runs the step, which must update no buffer and take no random number.
         copies = [tensor.detach().clone() for tensor in tensors.values()]
         device = inputs[0].device
-        certain = positive_variances() if _is_always_noisy(self.replicas) else nullcontext()
+        certain = positive_variances() if self._is_always_noisy() else nullcontext()
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), certain:
             recorded = make_fx(step)(noises, *copies, *inputs)
             # The covariance of the output, for one, which no loss of the mean looks at.
             recorded.graph.eliminate_dead_code()
             recorded.recompile()
             return _without_python(recorded, noises, *copies, *inputs)
+
+    def _is_always_noisy(self) -> bool:
+        """Whether noise is added right before each activation, by all replicas."""
+        before = self._noises_before
+        return before is not None and bool((self.replicas.noises[:, before] > _LEAST_NOISE).all())
 
 
 def _without_python(recorded: torch.fx.GraphModule, *given: Tensor) -> Callable[..., Any]:
@@ -299,23 +310,21 @@ class ReplicaBatches:
             yield tuple(each[rows].transpose(0, 1) for each in self.tensors)
 
 
-def _is_always_noisy(replicas: Replicas) -> bool:
-    """Whether noise is added right before each activation, by all replicas."""
+def _noises_before_activations(replicas: Replicas) -> list[int] | None:
+    """Which noisy layers stand right before an activation, if one does before each of them."""
     layers = noisy_layers(replicas.stacked)
-    quiet = {
-        id(layer)
-        for layer, noises in zip(layers, replicas.noises.T, strict=True)
-        if not bool((noises > _LEAST_NOISE).all())
-    }
     every = [part for _, part in replicas.named_modules(remove_duplicate=False)]
     activations = sum(isinstance(part, Activation) for part in every)
-    follow = sum(
-        isinstance(before, Noise) and id(before) not in quiet and isinstance(after, Activation)
+    before = [
+        layer
         for chain in every
         if isinstance(chain, nn.Sequential)
-        for before, after in pairwise(chain)
-    )
-    return follow == activations
+        for layer, after in pairwise(chain)
+        if isinstance(layer, Noise) and isinstance(after, Activation)
+    ]
+    if len(before) != activations:
+        return None
+    return [index for index, layer in enumerate(layers) if any(layer is one for one in before)]
 
 
 @contextmanager
