@@ -258,25 +258,26 @@ def _gelu_mean_and_gain(mu: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
 def _gelu_moments(mu: Tensor, var: Tensor) -> ActivationMoments:
     """Moments of x Phi(x); docs/theory.md, eqs. (16), (17)."""
     mean, gain = _gelu_mean_and_gain(mu, var)
-    total, mu_squared = 1 + var, _square(mu)
+    twice_total, twice_mu_squared = 2 + 2 * var, 2 * _square(mu)
 
-    def integrand(log_w: Tensor) -> Tensor:
+    def integrand(twice_log_w: Tensor) -> Tensor:
         # Coordinates along and across the diagonal x1 = x2 of two correlated copies of x.
-        w_squared = torch.exp(2 * log_w)
-        y_squared = 2 * total - w_squared
-        across = -torch.expm1(-2 * log_w)
-        spread_along = 1 - 1 / y_squared
-        exponent = (mu_squared / y_squared).clamp(max=1000)
-        centre = 2 * exponent / y_squared
-        along = spread_along + centre
-        along_fourth = 3 * spread_along.square() + centre * (6 * spread_along + centre)
-        product = (
-            4 - 2 * (along + across) + (along_fourth - 2 * along * across + 3 * across.square()) / 4
-        )
-        weight = torch.exp(log_w - exponent) / y_squared.sqrt()
-        return weight * torch.expm1(2 * log_w) * product
+        less_one = torch.expm1(twice_log_w)
+        w_squared = less_one + 1
+        per = (twice_total - w_squared).reciprocal()  # 1 / y^2
+        across = less_one / w_squared
+        twice_exponent = (twice_mu_squared * per).clamp(max=2000)
+        centre = twice_exponent * per
+        along = (1 - per) + centre
+        both = along + across
+        # 4 - 2 both + (3 along^2 - 2 centre^2 - 2 along across + 3 across^2) / 4
+        product = torch.addcmul(4 - 2 * both, both, both, value=0.75)
+        product = torch.addcmul(product, along, across, value=-2.0)
+        product = torch.addcmul(product, centre, centre, value=-0.5)
+        weight = torch.exp(-0.5 * twice_exponent) * (w_squared * per).sqrt()
+        return weight * less_one * product
 
-    excess = _integrate(integrand, 0.5 * torch.log1p(var).expand(mu.shape)) / math.pi
+    excess = _integrate(integrand, torch.log1p(var).expand(mu.shape)) / (2 * math.pi)
     return ActivationMoments(mean, gain.square() * var + excess, gain)
 
 

@@ -93,9 +93,9 @@ class Architecture:
             )
 
     def predicting(self, net: nn.Module) -> nn.Module:
-        """The network with a covariance for each sample, in double precision."""
+        """The network with a covariance for each sample."""
         name = "diagonal" if self.covariance == "diagonal" else "full"
-        return with_covariance(net, name).double().eval()
+        return with_covariance(net, name).eval()
 
 
 class Member(nn.Module):
@@ -260,7 +260,6 @@ def train(
     history = fit(loss, batches, config, display=display)
     trained = iter(architecture.predicting(cast(Any, one).net) for one in loss.unstack())
     table = [[next(trained) for _ in recipes] for _ in seeds]  # members, then recipes
-    standardize = standardize.double()
     looked_at = _held_out(folds, task.seed)
     rows = torch.cat(looked_at).sort().values
     means, matrices = _unseen(task, standardize, looked_at, table)
@@ -273,7 +272,9 @@ def train(
     if task.std is not None:
         without = _unseen(replace(task, std=None), standardize, looked_at, table)
         held_out = _outputs(mixed, matrix, *(torch.tensordot(weights, e, 1) for e in without))
-    chosen = [Member([row[c] for c in kept], weights[kept]) for row in table]
+    # Of new inputs, which may be far from all these, in double precision.
+    standardize = standardize.double()
+    chosen = [Member([row[c].double() for c in kept], weights[kept]) for row in table]
     fold_of = torch.zeros(len(task.x), dtype=torch.long)
     for number, fold in enumerate(folds):
         fold_of[fold.held_out] = number
@@ -316,7 +317,10 @@ def _unseen(
     table: Sequence[Sequence[nn.Module]],
 ) -> tuple[Tensor, Tensor]:
     """What networks say of rows that they have not seen, by recipe: means (c, m, n, t), and
-    covariances (c, n, t, t) averaged over the m members of the fold that holds a row out."""
+    covariances (c, n, t, t) averaged over the m members of the fold that holds a row out.
+
+    Computed in single precision, in which they were trained: these rows are like those.
+    """
     members = len(table) // len(held_out)
     means, matrices = [], []
     for number, rows in enumerate(held_out):
@@ -327,7 +331,8 @@ def _unseen(
             means.append(torch.stack([each for each, _ in found]))
             matrices.append(torch.stack([each for _, each in found]).mean(0))
     order = torch.cat(list(held_out)).argsort()
-    return torch.cat(means, 2)[:, :, order].transpose(0, 1), torch.cat(matrices, 1)[:, order]
+    mean, matrix = torch.cat(means, 2)[:, :, order], torch.cat(matrices, 1)[:, order]
+    return mean.transpose(0, 1).double(), matrix.double()
 
 
 def _rows_at_a_time(net: nn.Module) -> int:

@@ -34,6 +34,7 @@ from covary.runs.results import CalibrationNumbers, KeptCalibration
 from covary.runs.samples import validation_rows
 from covary.runs.tracking import chosen, quietly
 from covary.runs.uncertainty import known_or_fitted
+from covary.runs.unseen import without_a_fold
 from covary.uncertainty import scores
 from covary.uncertainty.agreement import gathered
 from covary.uncertainty.answering import with_doubt
@@ -56,6 +57,8 @@ _BATCH, _NUMBERS = 4096, 2**24
 _PIXELS, _FITTED_TO = 2**20, 2**24
 # Held-out rows that are looked at: more say little more. Fewer than the least say nothing.
 _MOST, LEAST = 20_000, 10
+# With so many of them there is no need to look at others.
+_ENOUGH = 2000
 _REMEDY = "Remove it: covary predict fits it again."
 # Of the file that keeps it. Before it was written, mixtures were of normal distributions.
 _FORMAT = "2"
@@ -434,11 +437,7 @@ def _fitted(run: Run, progress: Steps | None) -> RowModel:
             assert isinstance(found.calibration, LogitCalibration)
             head = ClassHead.fit(_batches(net, x, batch), y, found.calibration)
         else:
-            rescale = net[-1]
-            assert isinstance(rescale, Rescale)
-            inputs, out, exact = zip(*_batches(net, x, batch), strict=True)
-            seen = _Passed(torch.cat(inputs), gathered(out), gathered(exact))
-            head = TargetHead.fit(seen, mean_of(rescale.undone(y.double())))
+            head = _target_head(run, net, rows, training, batch, progress)
             about["families"] = json.dumps([str(model.family) for model in head.models])
             about["worth"] = json.dumps(head.worth)
         novelty, unit = _novelty(net, run.data.x, training, batch)
@@ -450,6 +449,26 @@ def _fitted(run: Run, progress: Steps | None) -> RowModel:
     if run.is_writable:
         write_tensors(run.predictor_path, model.fitted(), model.about)
     return model.eval().requires_grad_(False)
+
+
+def _target_head(
+    run: Run,
+    net: nn.Sequential,
+    held_out: Tensor,
+    training: Tensor,
+    batch: int,
+    progress: Steps | None,
+) -> TargetHead:
+    """Fitted to held-out rows; and if they are few, to training rows as if they were, too."""
+    parts, rescale = [(net, held_out)], net[-1]
+    assert isinstance(rescale, Rescale)
+    if run.images is None and len(held_out) < _ENOUGH and len(training) <= _MOST:
+        parts += without_a_fold(run, net, training, progress)
+    found = [some for of, rows in parts for some in _batches(of, run.data.inputs[rows], batch)]
+    inputs, out, exact = zip(*found, strict=True)
+    y = run.data.y[torch.cat([rows for _, rows in parts])]
+    seen = _Passed(torch.cat(inputs), gathered(out), gathered(exact))
+    return TargetHead.fit(seen, mean_of(rescale.undone(y.double())))
 
 
 def _look_back(model: RowModel, x: Tensor | Moments, y: Tensor) -> None:

@@ -260,7 +260,8 @@ def _without_routing(app: FastAPI, answer: Callable[[Request], Awaitable[Respons
             response = await answer(request)
         except Exception as error:
             kind = next(kind for kind in type(error).__mro__ if kind in app.exception_handlers)
-            response = await app.exception_handlers[kind](request, error)
+            told: Any = app.exception_handlers[kind]
+            response = await told(request, error)
             await response(scope, receive, send)
             if kind is Exception:
                 raise  # to whoever logs it

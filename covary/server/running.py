@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import socket
@@ -68,6 +69,9 @@ def serve(
         )
         address = _address(listening)
         _listen(listening, host, port)
+        # What is there now stays: to look through all of it for garbage takes a tenth of a second.
+        gc.collect()
+        gc.freeze()
         with _reloading(serving):
             log("started", url=address, model=serving.served.digest, pid=os.getpid())
             if started is not None:
