@@ -85,7 +85,9 @@ _LOUD = "shared, variance 0.4"
 _DEEP = f"{networks.AUTHORS}, six layers"
 
 
-def _part(scale: str, label: str, network: Network, count: int = 1, **more: Any) -> tuple[Part, ...]:
+def _part(
+    scale: str, label: str, network: Network, count: int = 1, **more: Any
+) -> tuple[Part, ...]:
     return seeds(
         label,
         count,

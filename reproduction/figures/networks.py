@@ -101,9 +101,7 @@ def _distribution(axes: Axes, histogram: Record, words: str) -> None:
     plain_ticks(axes, "y")
 
 
-def _bars(
-    axes: Axes, ours: list[Record], theirs: list[Record], key: str, words: str
-) -> None:
+def _bars(axes: Axes, ours: list[Record], theirs: list[Record], key: str, words: str) -> None:
     for shift, (name, colour) in enumerate(_BARS.items()):
         for place, pair in enumerate(_PAIRS):
             metric, where = f"{key}_{pair}_{name}", place + (shift - 1) * 0.26
@@ -150,7 +148,9 @@ def attacks(record: Record) -> Drawing:
         letter(entropy, "df"[row], "entropy of the Heaviside MNN")
         _accuracies(accuracy, parts)
         _entropies(entropy, parts[0]["series"])
-    there = {key for parts in shown.values() for part in parts for key in part["series"]["accuracy"]}
+    there = {
+        key for parts in shown.values() for part in parts for key in part["series"]["accuracy"]
+    }
     handles = [swatch(*look) for key, look in _LINES.items() if key in there]
     figure.legend(handles=handles, loc="outside lower center", ncols=2)
     first = next(iter(shown.values()))[0]["metrics"]

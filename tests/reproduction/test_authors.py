@@ -78,7 +78,7 @@ def test_another_file_is_refused(tmp_path):
     (tmp_path / "authors").mkdir()
     path = tmp_path / "authors" / "mnist_relu_mlp.safetensors"
     path.write_bytes(b"something else")
-    with pytest.raises(DataError, match="mnist_relu_mlp.safetensors is damaged or another version"):
+    with pytest.raises(DataError, match="is damaged or another version"):
         weights.read("mnist_relu_mlp", str(tmp_path))
 
 
@@ -99,9 +99,10 @@ def test_parts_whose_weights_are_absent_are_missing(tmp_path, monkeypatch):
         record = reproduce(experiment, "paper", shop, results=tmp_path, jobs=jobs)
         assert [part["label"] for part in record["parts"]] == ["ours", "ours"]
         assert record["missing"] == [{"label": "theirs", "seed": seed} for seed in range(2)]
-    assert "theirs, seed 0; left out. The weights mnist_relu_mlp, which the paper's" in said[2]
-    assert str(tmp_path / "data" / "authors") in said[2]
-    with pytest.raises(ValueError, match="Nothing of trial can be measured. The weights mnist_re"):
+    left_out = next(line for line in said if "left out" in line)
+    assert "theirs, seed 0; left out. The weights mnist_relu_mlp, which the paper's" in left_out
+    assert str(tmp_path / "data" / "authors") in left_out
+    with pytest.raises(ValueError, match="Nothing of trial can be measured"):
         reproduce(experiment, "paper", shop, results=tmp_path / "else", only=["theirs"])
     with pytest.raises(DataError, match="are not in"):
         weights.read("mnist_relu_mlp")
@@ -182,7 +183,9 @@ def test_layers_in_time_filter_what_is_before_them():
     share = (1 - keep) ** 2 * (1 + keep**2) / (1 - keep**2) ** 2
     expected = noise * share * weight @ weight.T
     torch.testing.assert_close(found.covariance_matrix[0], expected, rtol=0.08, atol=0.004)
-    torch.testing.assert_close(found.mean[0], chain.stages[0].drive(x).double()[0], rtol=0.05, atol=0.03)
+    torch.testing.assert_close(
+        found.mean[0], chain.stages[0].drive(x).double()[0], rtol=0.05, atol=0.03
+    )
 
 
 def test_errors_of_moments_of_a_linear_network_are_nothing():
