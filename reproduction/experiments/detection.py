@@ -207,6 +207,20 @@ _FGSM_CLAIMS = (
     ),
 )
 _WITHOUT_ANN = tuple(each for each in _FGSM_CLAIMS if "_ann" not in each.metric)
+_WEAKER = (
+    "The largest epsilon of their script is 0.15 of a pixel's range; the bound is one for 0.25. At 0.15 "
+    "ours are above it, too."
+)
+
+
+def _of_weaker(claims: Sequence[Claim]) -> list[Claim]:
+    """These claims, where the attack is as strong as that of the authors' script."""
+    return [
+        replace(each, why=_WEAKER) if each.metric == "accuracy_attacked" else each
+        for each in claims
+    ]
+
+
 # Of the network that the printed numbers are of, to a thousandth.
 _PRINTED = tuple(
     Claim(
@@ -256,7 +270,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         parts=by_scale(_fgsm),
         claims=(
             *_of(_OURS, *_FGSM_CLAIMS),
-            *_of(networks.AUTHORS, *_WITHOUT_ANN, *_PRINTED),
+            *_of(networks.AUTHORS, *_PRINTED, *_of_weaker(_WITHOUT_ANN)),
             *(replace(each, label=_SMALL, ours=True, published="") for each in _WITHOUT_ANN),
         ),
     ),
