@@ -80,8 +80,8 @@ def _shown(arrays: Mapping[str, np.ndarray], output: str) -> dict[str, Any]:
 _FULL = "full"
 SMALL = "full, 784-196-48-10"
 # What tells depth and noise apart, of Heaviside networks.
-_QUIET = f"{SMALL}, variance 0.2"
-_LOUD = "shared, variance 0.4"
+_QUIET = {variance: f"{SMALL}, variance {variance:g}" for variance in (0.2, 0.04)}
+_DEEPER = "full, 784-196-96-48-24-10"
 _DEEP = f"{networks.AUTHORS}, six layers"
 
 
@@ -120,13 +120,19 @@ def _heaviside_parts(scale: str) -> Sequence[Part]:
     deep = networks.published(
         "deep", scale, "mnist_attack_demo", "heaviside", (0.5, 0.1, 0.1, 0.1, 0.1, 0.1)
     )
-    quiet = networks.other(scale, "heaviside", "full", hidden=networks.SMALL, variance=0.2)
-    six = networks.mnist(scale, "heaviside", "shared").settings["hidden"]
-    loud = networks.other(scale, "heaviside", "shared", hidden=six, variance=0.4)
+    deeper = networks.other(
+        scale, "heaviside", "full", hidden=(196, 96, 48, 24), variance=0.4
+    )
+    quiet = {
+        label: networks.other(
+            scale, "heaviside", "full", hidden=networks.SMALL, variance=variance
+        )
+        for variance, label in _QUIET.items()
+    }
     return (
         *_parts(scale, "heaviside"),
-        *_part(scale, _QUIET, quiet),
-        *_part(scale, _LOUD, loud),
+        *(part for label, network in quiet.items() for part in _part(scale, label, network)),
+        *_part(scale, _DEEPER, deeper),
         *_part(scale, _DEEP, deep, SEEDS[scale]),
     )
 
@@ -256,7 +262,7 @@ EXPERIMENTS = (
                     ours=True,
                     why=_SATURATED,
                 )
-                for label in (_QUIET, _LOUD, _DEEP)
+                for label in (*_QUIET.values(), _DEEPER, _DEEP)
             ),
         ),
     ),
