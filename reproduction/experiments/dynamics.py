@@ -120,13 +120,9 @@ def _heaviside_parts(scale: str) -> Sequence[Part]:
     deep = networks.published(
         "deep", scale, "mnist_attack_demo", "heaviside", (0.5, 0.1, 0.1, 0.1, 0.1, 0.1)
     )
-    deeper = networks.other(
-        scale, "heaviside", "full", hidden=(196, 96, 48, 24), variance=0.4
-    )
+    deeper = networks.other(scale, "heaviside", "full", hidden=(196, 96, 48, 24), variance=0.4)
     quiet = {
-        label: networks.other(
-            scale, "heaviside", "full", hidden=networks.SMALL, variance=variance
-        )
+        label: networks.other(scale, "heaviside", "full", hidden=networks.SMALL, variance=variance)
         for variance, label in _QUIET.items()
     }
     return (
@@ -146,8 +142,17 @@ _NETWORKS = (
     "The authors' code adds noise behind activations, where the paper's equations and their moments "
     "have it before; what that makes of the moments is in rows of ours."
 )
-_BEHIND = "BEHIND"
-_SATURATED = "SATURATED"
+_BEHIND = (
+    "Moments have noise before activations, as the paper's equations do. Noise behind them is neither "
+    "squashed by a step nor cut off by a rectifier, so the output has more variance than that. In "
+    "time, filters and the length of a step add errors of the other and of the same sign."
+)
+_SATURATED = (
+    "Depth decides. Units of the last layers of deep networks are saturated: many hardly ever switch, "
+    "and first-order response to their strongly correlated inputs is far off. So it is in ours and in "
+    "the authors' network of six layers, and in one of ours with two more hidden layers than the "
+    "figure's, the same noise and the same training; with the figure's widths it is not."
+)
 _IN_TIME = (
     "The stochastic network is simulated in time (Euler-Maruyama, a step of 0.02 time constants, "
     "64 copies) in two ways: with the equal time constants of the paper's equation, and with "
