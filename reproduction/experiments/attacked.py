@@ -21,8 +21,8 @@ def measure(part: Part, workshop: Workshop) -> Measured:
     """Accuracy and entropy against epsilon, for FGSM and for the attack that transfers.
 
     Settings: ``network`` (Heaviside) and, if there is one, ``plain`` (ReLU without noise);
-    ``epsilons`` in parts of the range of a pixel, ``samples`` of the test set; and ``clip``, whether
-    pixels are kept in their range (they are if it does not say).
+    ``epsilons`` in parts of the range of a pixel, ``samples`` of the test set; and ``clip``:
+    whether pixels are kept in their range (they are if it does not say).
     """
     settings = part.settings
     names = [name for name in ("network", "plain") if name in settings]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from reproduction.experiment import SEEDS, Claim, Experiment, Part, by_scale, seeds
 from reproduction.experiments import attacked, networks, out_of_distribution
@@ -38,9 +37,9 @@ def _ood(scale: str) -> Sequence[Part]:
 
 _ALIKE = (
     "OOD and misclassified inputs have nearly the same entropy, and which of them has more "
-    "differs from network to network. The authors' network has OOD inputs less certain. Its depth and "
-    "noise are those of ours, so it is training, or its seed, that decides; what of it is not known, "
-    "as the weights do not say how they were trained."
+    "differs from network to network. The authors' network has OOD inputs less certain. Its depth "
+    "and noise are those of ours, so it is training, or its seed, that decides; what of it is not "
+    "known, as the weights do not say how they were trained."
 )
 _PAIRS = (
     ("wrong_right", "misclassified", "correctly classified"),
@@ -208,8 +207,8 @@ _FGSM_CLAIMS = (
 )
 _WITHOUT_ANN = tuple(each for each in _FGSM_CLAIMS if "_ann" not in each.metric)
 _WEAKER = (
-    "The largest epsilon of their script is 0.15 of a pixel's range; the bound is one for 0.25. At 0.15 "
-    "ours are above it, too."
+    "The largest epsilon of their script is 0.15 of a pixel's range; the bound is one for 0.25. "
+    "At 0.15 ours are above it, too."
 )
 
 
@@ -240,9 +239,10 @@ _PRINTED = tuple(
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="ood-notmnist",
-        about="The ReLU networks of mnist-relu look at notMNIST's letters, and so does the network whose "
-        "weights the authors published for this figure (label the authors' network; widths and noise, "
-        "a variance of 0.2, are the same). AUROC is added to the paper's separability. MSP is one minus the largest softmax probability, so that each "
+        about="The ReLU networks of mnist-relu look at notMNIST's letters, and so does the "
+        "network whose weights the authors published for this figure (label the authors' "
+        "network; widths and noise, a variance of 0.2, are the same). AUROC is added to the "
+        "paper's separability. MSP is one minus the largest softmax probability, so that each "
         f"indicator is higher where the network is less sure. {_SCHEDULE}",
         measure=out_of_distribution.measure,
         parts=by_scale(_ood),
@@ -254,17 +254,18 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         name="fgsm",
-        about="Heaviside networks and plain ReLU networks of the same widths (no noise), attacked by FGSM. "
-        "Accuracies are of all test digits, entropies of the first 1000; epsilon is in parts of a "
-        "pixel's range, clipped to it. Beside the paper's three curves, an honest one: what was made on "
-        "the network as trained, given to the one without its first noises. Rows without a label are "
-        "of the networks of mnist-heaviside that were trained with one covariance per mini-batch "
-        "(shared there). The figure is of one trained with a covariance per sample, as its text does "
-        "not speak of sharing: ours of that kind is label full, which takes more than an hour to "
-        "train, and full, 784-196-48-10 is a smaller one, trained for 15 epochs with noise of variance "
-        "0.4. The authors' network is that whose weights they published for this figure, attacked as "
-        "by their script: noise of variance 0.1, but none in the first hidden layer, 0.5 at the input "
-        "in training; pixels are not clipped; epsilon up to 0.15, which is 0.3 of pixels in [-1, 1].",
+        about="Heaviside networks and plain ReLU networks of the same widths (no noise), "
+        "attacked by FGSM. Accuracies are of all test digits, entropies of the first 1000; "
+        "epsilon is in parts of a pixel's range, clipped to it. Beside the paper's three curves, "
+        "an honest one: what was made on the network as trained, given to the one without its "
+        "first noises. Rows without a label are of the networks of mnist-heaviside that were "
+        "trained with one covariance per mini-batch (shared there). The figure is of one trained "
+        "with a covariance per sample, as its text does not speak of sharing: ours of that kind "
+        "is label full, which takes more than an hour to train, and full, 784-196-48-10 is a "
+        "smaller one, trained for 15 epochs with noise of variance 0.4. The authors' network is "
+        "that whose weights they published for this figure, attacked as by their script: noise "
+        "of variance 0.1, but none in the first hidden layer, 0.5 at the input in training; "
+        "pixels are not clipped; epsilon up to 0.15, which is 0.3 of pixels in [-1, 1].",
         proviso="ours were trained with one covariance per mini-batch",
         measure=attacked.measure,
         parts=by_scale(_fgsm),

@@ -134,24 +134,26 @@ def _heaviside_parts(scale: str) -> Sequence[Part]:
 
 
 _NETWORKS = (
-    "One test digit for each network. What counts are 784-196-48-10 networks with noise of variance "
-    "0.4, which the authors' script for this figure has: the one whose weights they published (on "
-    "three digits), and one of ours (label full, 784-196-48-10: a covariance per sample in "
-    "training, 15 epochs). Six layers are the networks of mnist-{activation} with noise of variance "
-    "0.2, which the text gives for MNIST: those whose label is shared, and full if it was measured. "
-    "The authors' code adds noise behind activations, where the paper's equations and their moments "
-    "have it before; what that makes of the moments is in rows of ours."
+    "One test digit for each network. What counts are 784-196-48-10 networks with noise of "
+    "variance 0.4, which the authors' script for this figure has: the one whose weights they "
+    "published (on three digits), and one of ours (label full, 784-196-48-10: a covariance per "
+    "sample in training, 15 epochs). Six layers are the networks of mnist-{activation} with "
+    "noise of variance 0.2, which the authors' code has for MNIST: those trained with one "
+    "covariance per mini-batch (no label), and full if it was measured. The authors' code adds "
+    "noise behind activations, where the paper's equations and their moments have it before; what "
+    "that makes of the moments is in rows of ours."
 )
 _BEHIND = (
-    "Moments have noise before activations, as the paper's equations do. Noise behind them is neither "
-    "squashed by a step nor cut off by a rectifier, so the output has more variance than that. In "
-    "time, filters and the length of a step add errors of the other and of the same sign."
+    "Moments have noise before activations, as the paper's equations do. Noise behind them is "
+    "neither squashed by a step nor cut off by a rectifier, so the output has more variance than "
+    "that. In time, filters and the length of a step add errors of the other and of the same sign."
 )
 _SATURATED = (
-    "Depth decides. Units of the last layers of deep networks are saturated: many hardly ever switch, "
-    "and first-order response to their strongly correlated inputs is far off. So it is in ours and in "
-    "the authors' network of six layers, and in one of ours with two more hidden layers than the "
-    "figure's, the same noise and the same training; with the figure's widths it is not."
+    "Depth decides. Units of the last layers of deep networks are saturated: many hardly ever "
+    "switch, and first-order response to their strongly correlated inputs is far off. So it is in "
+    "ours and in the authors' network of six layers, and in one of ours with two more hidden "
+    "layers than the figure's, the same noise and the same training; with the figure's widths it "
+    "is not."
 )
 _IN_TIME = (
     "The stochastic network is simulated in time (Euler-Maruyama, a step of 0.02 time constants, "

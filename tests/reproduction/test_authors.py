@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -43,8 +44,7 @@ ACTIVATIONS = {
 def test_weights_are_those_of_the_widths(name):
     widths = weights.NETWORKS[name].widths
     tensors = weights.read(name)
-    layers = zip(widths[:-1], widths[1:], strict=True)
-    for i, (before, after) in enumerate(layers, 1):
+    for i, (before, after) in enumerate(pairwise(widths), 1):
         assert tensors.pop(f"linear{i}.weight").shape == (after, before)
         assert tensors.pop(f"linear{i}.bias").shape == (after,)
     assert not tensors
