@@ -149,11 +149,12 @@ _BEHIND = (
     "that. In time, filters and the length of a step add errors of the other and of the same sign."
 )
 _SATURATED = (
-    "Depth decides. Units of the last layers of deep networks are saturated: many hardly ever "
-    "switch, and first-order response to their strongly correlated inputs is far off. So it is in "
-    "ours and in the authors' network of six layers, and in one of ours with two more hidden "
-    "layers than the figure's, the same noise and the same training; with the figure's widths it "
-    "is not."
+    "Depth decides, and noise a little. Units of the last layers of deep networks are saturated: "
+    "many hardly ever switch, and first-order response to their strongly correlated inputs is far "
+    "off. So it is in ours and in the authors' network of six layers, and in one of ours with two "
+    "more hidden layers than the figure's, the same noise and the same training. With the "
+    "figure's widths it is within the bound at half of the figure's noise, and little beyond it "
+    "at a tenth."
 )
 _IN_TIME = (
     "The stochastic network is simulated in time (Euler-Maruyama, a step of 0.02 time constants, "
