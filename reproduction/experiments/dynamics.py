@@ -149,12 +149,16 @@ _BEHIND = (
     "that. In time, filters and the length of a step add errors of the other and of the same sign."
 )
 _SATURATED = (
-    "Depth decides, and noise a little. Units of the last layers of deep networks are saturated: "
-    "many hardly ever switch, and first-order response to their strongly correlated inputs is far "
-    "off. So it is in ours and in the authors' network of six layers, and in one of ours with two "
-    "more hidden layers than the figure's, the same noise and the same training. With the "
-    "figure's widths it is within the bound at half of the figure's noise, and little beyond it "
-    "at a tenth."
+    "Depth decides: units of the last layers are saturated and hardly ever switch, and "
+    "first-order response to their strongly correlated inputs is far off. The authors' network of "
+    "six layers is as far off as ours; networks of the figure's widths are not."
+)
+_DEEPER_TOO = (
+    "Depth decides: but for two more hidden layers it is as that of the figure's widths, with the "
+    "same noise and the same training."
+)
+_LITTLE_NOISE = (
+    "Less noise saturates units, too; it is little beyond the bound, and deep networks are far."
 )
 _IN_TIME = (
     "The stochastic network is simulated in time (Euler-Maruyama, a step of 0.02 time constants, "
@@ -268,9 +272,13 @@ EXPERIMENTS = (
                     label=label,
                     most=_WELL,
                     ours=True,
-                    why=_SATURATED,
+                    why=why,
                 )
-                for label in (*_QUIET.values(), _DEEPER, _DEEP)
+                for label, why in (
+                    *((label, _LITTLE_NOISE) for label in _QUIET.values()),
+                    (_DEEPER, _DEEPER_TOO),
+                    (_DEEP, _SATURATED),
+                )
             ),
         ),
     ),

@@ -333,8 +333,10 @@ def _described(network: Record) -> list[str]:
 def _percent(values: Sequence[float]) -> str:
     if not values:
         return "-"
-    least, most = (f"{100 * each:.2g}%" for each in (min(values), max(values)))
-    mean = f"{100 * np.mean(values):.2g}%"
+    least, most, mean = (
+        f"{each:.0%}" if each > 1 else f"{100 * each:.2g}%"
+        for each in (min(values), max(values), float(np.mean(values)))
+    )
     return mean if least == most else f"{mean} ({least} to {most})"
 
 
