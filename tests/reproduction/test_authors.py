@@ -102,8 +102,9 @@ def test_parts_whose_weights_are_absent_are_missing(tmp_path, monkeypatch):
     left_out = next(line for line in said if "left out" in line)
     assert "theirs, seed 0; left out. The weights mnist_relu_mlp, which the paper's" in left_out
     assert str(tmp_path / "data" / "authors") in left_out
+    alone = replace(shop, folder=tmp_path / "alone")
     with pytest.raises(ValueError, match="Nothing of trial can be measured"):
-        reproduce(experiment, "paper", shop, results=tmp_path / "else", only=["theirs"])
+        reproduce(experiment, "paper", alone, results=tmp_path / "else", only=["theirs"])
     with pytest.raises(DataError, match="are not in"):
         weights.read("mnist_relu_mlp")
     # They are measured where the weights are, and stay in the results where they are not.
