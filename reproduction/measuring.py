@@ -58,6 +58,8 @@ def measure(
 ) -> Done:
     """Measure those of the chosen parts that were not measured before, and keep what they give.
 
+    A part that needs published weights which are not on this machine is left out, and said to be.
+
     Args:
         experiment: what to measure.
         scale: where the parts are from.
@@ -68,10 +70,13 @@ def measure(
     """
     rest = []
     for part in chosen:
-        if kept(experiment, part, workshop) is None:
-            rest.append(part)
+        where = f"{experiment.name} ({scale}): {_name(part)}"
+        if kept(experiment, part, workshop) is not None:
+            workshop.say(f"{where}; measured before.")
+        elif lacking := workshop.lacking(part.settings):
+            workshop.say(f"{where}; left out. {lacking}")
         else:
-            workshop.say(f"{experiment.name} ({scale}): {_name(part)}; measured before.")
+            rest.append(part)
     groups = list(by_networks(rest))
     jobs = max(1, min(jobs, len(groups)))
     if jobs > 1:

@@ -107,7 +107,7 @@ def _repeats(experiment: Experiment, record: Mapping[str, Any]) -> str:
     numbers = sorted({min(counts.values(), default=0), max(counts.values(), default=0)})
     said = " to ".join(map(str, numbers)) + (" seed" if numbers == [1] else " seeds")
     beside = sum(every.values()) - sum(counts.values())
-    return f"{said}, and {beside} parts of ours" if beside else said
+    return f"{said}, and {beside} part{'s' * (beside > 1)} of ours" if beside else said
 
 
 def _at_a_time(record: Mapping[str, Any]) -> str:

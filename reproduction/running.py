@@ -57,7 +57,7 @@ def reproduce(
     partly = measured.parts < len(wanted) and (bool(only) or not overwrite)
     before = store.load(results, experiment.name) if partly else None
     carried = store.carried(before, of_what)
-    trained: dict[str, float] = dict(before.get("trainings", {})) if before and carried else {}
+    trained = _trainings(before) if before and carried else {}
     sittings = store.sittings(before) if before and carried else []
     this = {**measured._asdict(), "seconds": round(elapsed, 1)}
     parts, missing = [], []
@@ -68,6 +68,9 @@ def reproduce(
             continue
         parts.append(found)
         trained |= workshop.training_seconds(part.settings, part.seed)
+    if not parts:
+        lacking = dict.fromkeys(filter(None, (workshop.lacking(each.settings) for each in chosen)))
+        raise ValueError(f"Nothing of {experiment.name} can be measured. {' '.join(lacking)}")
     record = {
         **of_what,
         **store.provenance(started),
@@ -88,6 +91,11 @@ def reproduce(
     store.check_complete(results, record, overwrite=overwrite)
     store.save(results, record)
     return record
+
+
+def _trainings(record: dict[str, Any]) -> dict[str, float]:
+    """Seconds of each training that results rest on; older files have their sum alone."""
+    return dict(record.get("trainings", {"before": record["training_seconds"]}))
 
 
 def check_labels(experiment: Experiment, scale: str, only: Collection[str]) -> None:

@@ -16,6 +16,7 @@ from covary.runs.directory import weights_digest
 from covary.runs.samples import load_data
 from covary.runs.training import resolve, train
 from covary.training import Display, log
+from reproduction.published import weights
 
 Progress = Callable[[Sequence[Any], str], Iterator[Any]]
 
@@ -32,6 +33,8 @@ class Network:
         limit: train on so many samples at most, and test on so many; 0 for all.
         augment: random crop and horizontal flip.
         trunk_of: the network whose trained trunk is taken, and not trained further.
+        published: weights that the paper's authors published, by the name of their file; they are
+            taken as they are, and not trained.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Network:
     limit: int = 0
     augment: bool = False
     trunk_of: Network | None = None
+    published: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it, for the settings of a part."""
@@ -49,6 +53,8 @@ class Network:
             del values["trunk_of"]
         else:
             values["trunk_of"] = self.trunk_of.to_dict()
+        if not self.published:
+            del values["published"]
         return values
 
     @classmethod
@@ -94,13 +100,15 @@ class Workshop:
     reused: list[float] = field(default_factory=list)
 
     def trained(self, network: Network | Mapping[str, Any], seed: int) -> Run:
-        """The network, trained: now, further if it was cut short, or before."""
+        """The network, trained: now, further if it was cut short, before, or or by the authors."""
         if not isinstance(network, Network):
             network = Network.from_dict(network)
         run = Run(self.folder / f"{network.name}-{seed}", data_dir=self.data_dir)
         data = DataConfig(name=network.data, limit=network.limit, augment=network.augment)
         dataset, _ = load_data(data, data_dir=self.data_dir, seed=seed)
         chosen = Choices(**network.settings, seed=seed)
+        if network.published:
+            return self._taken(network.published, run, resolve(data, dataset, chosen))
         trunk = None if network.trunk_of is None else self.trained(network.trunk_of, seed)
         if trunk is not None:
             chosen = replace(chosen, trunk_from=str(trunk.path.resolve()))
@@ -135,6 +143,24 @@ class Workshop:
                 f"{', '.join(map(str, lacking))}. Remove that folder, to have it trained again."
             )
         return run
+
+    def _taken(self, name: str, run: Run, config: RunConfig) -> Run:
+        """The run of weights that were published, which is written if it is not there."""
+        if run.exists() and run.model_path.exists() and not config.differences(run.config):
+            return run
+        tensors = weights.read(name, self.data_dir)
+        net = config.model.build()
+        if set(tensors) != {each for each, _ in net.named_parameters()}:
+            raise RunError(f"The weights {name} are not those of a network {config.model.widths}.")
+        net.load_state_dict(net.state_dict() | tensors)
+        write_atomically(run.config_path, config.to_toml().encode())
+        run.save_network(net)
+        return run
+
+    def lacking(self, settings: Mapping[str, Any]) -> str:
+        """Why a part cannot be measured here: which published weights are not there; else empty."""
+        names = dict.fromkeys(each.get("published", "") for each in networks_in(settings))
+        return " ".join(weights.lacking(name, self.data_dir) for name in names if name).strip()
 
     def training_seconds(self, settings: Mapping[str, Any], seed: int) -> dict[str, float]:
         """How long each network that a part's settings name was trained, by its folder."""

@@ -64,7 +64,8 @@ LIBRARY = [
     {"__main__"},
 ]
 REPRODUCTION = [
-    {"published", "workshop"},
+    {"published"},
+    {"workshop"},
     {"experiment"},
     {"store", "words"},
     {"experiments"},

@@ -55,7 +55,7 @@ def cache_folder() -> Path:
     return Path(pooch.os_cache("covary"))
 
 
-def _folders(data_dir: Folder | None) -> Iterator[Path]:
+def folders(data_dir: Folder | None) -> Iterator[Path]:
     """The data folders in the order in which they are searched."""
     for named in (data_dir, os.environ.get("COVARY_DATA")):
         if named:
@@ -65,7 +65,7 @@ def _folders(data_dir: Folder | None) -> Iterator[Path]:
 
 def _find(entry: SetEntry, data_dir: Folder | None) -> tuple[Path, Form] | None:
     """The first folder that has all files of one of the forms."""
-    for folder in _folders(data_dir):
+    for folder in folders(data_dir):
         for form in entry.forms:
             if all((folder / file.path).exists() for file in form.files):
                 return folder, form
@@ -108,7 +108,7 @@ def fetch(name: str, *, data_dir: Folder | None = None, progress: bool = True) -
 
 
 def _download(entry: SetEntry, data_dir: Folder | None, *, progress: bool) -> tuple[Path, Form]:
-    candidates = list(_folders(data_dir))
+    candidates = list(folders(data_dir))
     # a shared folder is often read-only; one asked for by name is never passed over in silence
     writable = (folder for folder in candidates if _writable(folder))
     folder = candidates[0] if data_dir is not None else next(writable, candidates[-1])
@@ -152,7 +152,7 @@ def load(
     found = _find(entry, data_dir)
     if found is None:
         if not download:
-            searched = ", ".join(map(str, _folders(data_dir)))
+            searched = ", ".join(map(str, folders(data_dir)))
             raise DataError(f"{name} is not in {searched}; run `covary data fetch {name}`.")
         found = _download(entry, data_dir, progress=True)
     folder, form = found

@@ -20,12 +20,14 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 def measure(part: Part, workshop: Workshop) -> Measured:
     """Accuracy and entropy against epsilon, for FGSM and for the attack that transfers.
 
-    Settings: ``network`` (Heaviside) and ``plain`` (ReLU without noise), ``epsilons`` in parts of
-    the range of a pixel, ``samples`` of the test set.
+    Settings: ``network`` (Heaviside) and, if there is one, ``plain`` (ReLU without noise);
+    ``epsilons`` in parts of the range of a pixel, ``samples`` of the test set; and ``clip``:
+    whether pixels are kept in their range (they are if it does not say).
     """
     settings = part.settings
-    runs = {name: workshop.trained(settings[name], part.seed) for name in ("network", "plain")}
-    about = {key: settings[key] for key in ("epsilons", "samples")}
+    names = [name for name in ("network", "plain") if name in settings]
+    runs = {name: workshop.trained(settings[name], part.seed) for name in names}
+    about = {key: settings[key] for key in ("epsilons", "samples", "clip") if key in settings}
     found = {
         name: workshop.remembered(
             run,
@@ -35,13 +37,17 @@ def measure(part: Part, workshop: Workshop) -> Measured:
         )
         for name, run in runs.items()
     }
-    own, plain = found["network"], found["plain"]
+    own = found["network"]
     lines = {
-        "relu ann": plain["accuracy"][f"fgsm/{TRAINED}"],
         "heaviside mnn": own["accuracy"][f"fgsm/{TRAINED}"],
         "without first noises": own["accuracy"][f"fgsm/{DEFENDED}"],
         "without first noises, transferred": own["accuracy"][f"transfer-fgsm/{DEFENDED}"],
     }
+    beside = {}
+    if "plain" in found:
+        lines = {"relu ann": found["plain"]["accuracy"][f"fgsm/{TRAINED}"]} | lines
+        first, *_, last = lines["relu ann"]
+        beside = {"accuracy_ann": first, "accuracy_ann_attacked": last}
     boxes = own["entropy"]
     medians = [math.nan if box[2] is None else box[2] for box in boxes]
     return Measured(
@@ -56,8 +62,7 @@ def measure(part: Part, workshop: Workshop) -> Measured:
             "accuracy_defended_transferred": lines["without first noises, transferred"][-1],
             "entropy_rise": max(medians[1:]) - medians[0],
             "entropy_rise_at_last": medians[-1] - medians[0],
-            "accuracy_ann": lines["relu ann"][0],
-            "accuracy_ann_attacked": lines["relu ann"][-1],
+            **beside,
         },
         {
             "epsilons": list(settings["epsilons"]),
@@ -76,6 +81,7 @@ def _attacked(run: Run, settings: Mapping[str, Any], workshop: Workshop) -> dict
             epsilons=settings["epsilons"],
             attacks=("fgsm",),
             samples=settings["samples"],
+            clip=settings.get("clip", True),
             covariance="full" if run.config.model.covariance != "diagonal" else "diagonal",
         ),
         progress=workshop.progress,

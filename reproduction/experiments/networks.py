@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from covary.runs.config import Choices
 from covary.runs.presets import PAPER_LIF, PAPER_MNIST, PAPER_VGG13
+from reproduction.published import weights
 from reproduction.workshop import Network
 
 # Epochs at which a network is looked at: close together where it changes fast.
@@ -24,6 +28,11 @@ WATCHED_HEADS = {"smoke": (1, 2, 3), "quick": (1, 2, 3, 4)}
 # Training and test samples; VGG13 is dear.
 _LIMIT = {"smoke": 128, "quick": 0, "paper": 0}
 _LIMIT_CIFAR = {"smoke": 16, "quick": 0, "paper": 0}
+# Epochs of networks that are trained to see what decides.
+_FEW = {"smoke": 1, "quick": 5, "paper": 15}
+# Of parts: networks whose weights the authors published; ours of the widths that two of them have.
+AUTHORS = "the authors' network"
+SMALL = (196, 48)
 
 
 def _in_full(preset: Choices) -> dict[str, Any]:
@@ -82,3 +91,45 @@ def cifar10(scale: str, activation: str, covariance: str, *, head: bool = False)
 def plain(scale: str) -> Network:
     """The ordinary ReLU network of the same widths: without noise there is no variance."""
     return mnist(scale, "relu", "diagonal", noise=0.0)
+
+
+def other(
+    scale: str, activation: str, covariance: str, *, hidden: Sequence[int], variance: float
+) -> Network:
+    """Other widths and another noise than those of ``mnist``, trained for a few epochs."""
+    like = mnist(scale, activation, covariance)
+    widths = "-".join(map(str, hidden))
+    return replace(
+        like,
+        name=f"mnist-{activation}-{covariance}-{widths}-{variance:g}",
+        settings={
+            **like.settings,
+            "hidden": tuple(hidden),
+            "noise": _sigmas([variance] * (1 + len(hidden))),
+            "epochs": _FEW[scale],
+        },
+        keep=(),
+    )
+
+
+def published(
+    name: str, scale: str, file: str, activation: str, variances: Sequence[float]
+) -> Network:
+    """A network of the authors' weights; ``variances`` of its noise are those of their scripts.
+
+    The input's first, then one for each hidden layer.
+    """
+    settings = {
+        "hidden": weights.NETWORKS[file].widths[1:-1],
+        "activation": activation,
+        "noise": _sigmas(variances),
+        "covariance": "full",
+        "epochs": 0,
+    }
+    return Network(
+        name=f"authors-{name}", data="mnist", settings=settings, limit=_LIMIT[scale], published=file
+    )
+
+
+def _sigmas(variances: Sequence[float]) -> tuple[float, ...]:
+    return tuple(round(math.sqrt(variance), 7) for variance in variances)

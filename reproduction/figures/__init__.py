@@ -20,7 +20,11 @@ FIGURES: dict[str, Callable[[Record], Drawing]] = {
     **images.FIGURES,
     **uci.FIGURES,
 }
-TABLES: dict[str, Callable[[Record], ShownTable]] = {**images.TABLES, **uci.TABLES}
+TABLES: dict[str, Callable[[Record], ShownTable]] = {
+    **networks.TABLES,
+    **images.TABLES,
+    **uci.TABLES,
+}
 
 
 def draw(record: Record, folder: Path) -> Path | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,6 +13,7 @@ from matplotlib.gridspec import GridSpec
 from covary.report.drawing import (
     AMBER,
     BLUE,
+    INK,
     ORANGE,
     PURPLE,
     SLATE,
@@ -20,8 +22,10 @@ from covary.report.drawing import (
     legend_inside,
     swatch,
 )
+from reproduction.experiments.networks import AUTHORS
 from reproduction.figures.layout import (
     Record,
+    ShownTable,
     blank,
     composed,
     letter,
@@ -48,21 +52,28 @@ _BARS = {"entropy": BLUE, "msp": AMBER, "se": SLATE}
 @composed
 def out_of_distribution(record: Record) -> Drawing:
     """Distributions of three indicators, their separabilities and AUROC."""
-    parts = record["parts"]
-    figure, axes = panels(2, 3, height=5.2)
-    for place, (name, words) in enumerate(_INDICATORS.items()):
-        _distribution(axes[place], parts[0]["series"]["histograms"][name], words)
-    letter(axes[0], "a", "distributions")
-    letter(axes[3], "b", "separability")
-    letter(axes[4], "", "AUROC (ours)")
-    _bars(axes[3], parts, "separability", "separability")
-    _bars(axes[4], parts, "auroc", "AUROC")
-    axes[4].axhline(0.5, color=SLATE, lw=0.8, ls=":")
-    axes[5].axis("off")
+    ours, theirs = _parted(record)
+    shown = {"a  distributions": ours, "a  the authors' network": theirs}
+    rows = {title: parts[0] for title, parts in shown.items() if parts}
+    figure, axes = panels(1 + len(rows), 3, height=2.6 * (1 + len(rows)))
+    for row, (title, part) in enumerate(rows.items()):
+        for place, (name, words) in enumerate(_INDICATORS.items()):
+            _distribution(axes[3 * row + place], part["series"]["histograms"][name], words)
+        letter(axes[3 * row], "", title)
+    separability, auroc, legend = axes[-3:]
+    letter(separability, "b", "separability")
+    letter(auroc, "", "AUROC (ours)")
+    _bars(separability, ours, theirs, "separability", "separability")
+    _bars(auroc, ours, theirs, "auroc", "AUROC")
+    auroc.axhline(0.5, color=SLATE, lw=0.8, ls=":")
+    legend.axis("off")
     groups = [swatch(f"{name} (a)", colour) for name, colour in _GROUPS.items()]
     bars = [swatch(f"{_SHORT[name]} (b)", colour, "", "s") for name, colour in _BARS.items()]
-    axes[5].legend(handles=[*groups, *bars], loc="center left")
-    first = parts[0]["metrics"]
+    diamond = [swatch("the authors' (b)", INK, "", "D")] if theirs else []
+    beside = ", and below it the one whose weights the authors published" if theirs and ours else ""
+    diamonds = ", diamonds the authors'" if theirs else ""
+    legend.legend(handles=[*groups, *bars, *diamond], loc="center left")
+    first = (ours or theirs)[0]["metrics"]
     return Drawing(
         name=record["experiment"],
         alt="Separability of OOD from right inputs (first network): "
@@ -72,10 +83,10 @@ def out_of_distribution(record: Record) -> Drawing:
         )
         + ".",
         caption="a: distributions of the three indicators over right and wrong predictions and "
-        "OOD inputs (first network); first and last bins have also what is beyond. "
+        f"OOD inputs (first network{beside}); first and last bins have also what is beyond. "
         "b: separability of pairs of these groups, and AUROC; bars are averages over networks, "
-        "points are networks. Above 0 (0.5 for AUROC), the first of the two groups is the less "
-        "certain one.",
+        f"points are networks{diamonds}. Above 0 (0.5 for AUROC), the first of the two groups is "
+        "the less certain one.",
         figure=figure,
     )
 
@@ -90,18 +101,29 @@ def _distribution(axes: Axes, histogram: Record, words: str) -> None:
     plain_ticks(axes, "y")
 
 
-def _bars(axes: Axes, parts: list[Record], key: str, words: str) -> None:
+def _bars(axes: Axes, ours: list[Record], theirs: list[Record], key: str, words: str) -> None:
     for shift, (name, colour) in enumerate(_BARS.items()):
         for place, pair in enumerate(_PAIRS):
-            values = [part["metrics"][f"{key}_{pair}_{name}"] for part in parts]
-            known = [value for value in values if value is not None]
-            where = place + (shift - 1) * 0.26
-            if known:
+            metric, where = f"{key}_{pair}_{name}", place + (shift - 1) * 0.26
+            if known := _known(ours, metric):
                 axes.bar(where, np.mean(known), 0.24, color=colour, alpha=0.55)
                 axes.plot([where] * len(known), known, ".", color=colour, ms=4)
+            for value in _known(theirs, metric):
+                axes.plot(where, value, "D", color=colour, mec=INK, mew=0.6, ms=4)
     axes.set_xticks(range(len(_PAIRS)), list(_PAIRS.values()))
     axes.axhline(0, color=SLATE, lw=0.7)
     axes.set_ylabel(words)
+
+
+def _known(parts: Sequence[Record], metric: str) -> list[float]:
+    """A number of each part that has it."""
+    return [value for part in parts if (value := part["metrics"].get(metric)) is not None]
+
+
+def _parted(record: Record) -> tuple[list[Record], list[Record]]:
+    """Parts of networks that were trained here, and of those that the authors published."""
+    theirs = [part for part in record["parts"] if part["label"].startswith(AUTHORS)]
+    return [part for part in record["parts"] if part not in theirs], theirs
 
 
 _LINES = {
@@ -114,52 +136,25 @@ _LINES = {
 
 @composed
 def attacks(record: Record) -> Drawing:
-    """Accuracy against epsilon, and box plots of entropy."""
-    parts = record["parts"]
-    figure, (accuracy, entropy) = panels(1, 2, height=3.8)
-    letter(accuracy, "c", "accuracy under FGSM")
-    letter(entropy, "d", "entropy of the Heaviside MNN")
-    for key, (_, colour, dash) in _LINES.items():
-        for part in parts:
-            series = part["series"]
-            accuracy.plot(
-                series["epsilons"],
-                series["accuracy"][key],
-                color=colour,
-                ls=dash,
-                lw=1.2,
-                marker="o",
-                ms=2.5,
-            )
-    accuracy.set_ylim(0, 1.02)
-    accuracy.set_xlabel("epsilon (parts of a pixel's range)")
-    accuracy.set_ylabel("test accuracy")
-    handles = [swatch(words, colour, dash) for words, colour, dash in _LINES.values()]
+    """Accuracy against epsilon, and box plots of entropy: of ours, and of the authors' network."""
+    every = record["parts"]
+    ours, theirs = _parted({"parts": [part for part in every if part["label"] in ("", AUTHORS)]})
+    rows = {"": ours or ([] if theirs else every), ", the authors' network": theirs}
+    shown = {title: parts for title, parts in rows.items() if parts}
+    figure, axes = panels(len(shown), 2, height=0.5 + 3.3 * len(shown))
+    for row, (title, parts) in enumerate(shown.items()):
+        accuracy, entropy = axes[2 * row : 2 * row + 2]
+        letter(accuracy, "ce"[row], f"accuracy under FGSM{title}")
+        letter(entropy, "df"[row], "entropy of the Heaviside MNN")
+        _accuracies(accuracy, parts)
+        _entropies(entropy, parts[0]["series"])
+    there = {
+        key for parts in shown.values() for part in parts for key in part["series"]["accuracy"]
+    }
+    handles = [swatch(*look) for key, look in _LINES.items() if key in there]
     figure.legend(handles=handles, loc="outside lower center", ncols=2)
-    series = parts[0]["series"]
-    boxes = [
-        {
-            "whislo": box[0],
-            "q1": box[1],
-            "med": box[2],
-            "q3": box[3],
-            "whishi": box[4],
-            "label": f"{epsilon:g}",
-        }
-        for epsilon, box in zip(series["epsilons"], series["entropy"], strict=True)
-        if None not in box
-    ]
-    entropy.bxp(
-        boxes,
-        showfliers=False,
-        medianprops={"color": ORANGE},
-        boxprops={"color": BLUE},
-        whiskerprops={"color": SLATE},
-        capprops={"color": SLATE},
-    )
-    entropy.set_xlabel("epsilon")
-    entropy.set_ylabel("entropy (nats)")
-    first = parts[0]["metrics"]
+    first = next(iter(shown.values()))[0]["metrics"]
+    more = " e, f: the same of the authors' network, as their script attacks it." if theirs else ""
     return Drawing(
         name=record["experiment"],
         alt=f"At the largest epsilon the Heaviside network has accuracy "
@@ -168,17 +163,52 @@ def attacks(record: Record) -> Drawing:
         f"{first['accuracy_defended_transferred']:.3g}.",
         caption="c: test accuracy under FGSM, one line for each seed. Dashed: inputs made on the "
         "network as trained, given to the one without its first two noises. d: entropy of the "
-        "output under attack (first seed); box: quartiles, whiskers: 5% and 95%, orange: median.",
+        "output under attack (first seed); box: quartiles, whiskers: 5% and 95%, orange: median."
+        + more,
         figure=figure,
     )
+
+
+def _accuracies(axes: Axes, parts: Sequence[Record]) -> None:
+    for key, (_, colour, dash) in _LINES.items():
+        look: dict[str, Any] = {"color": colour, "ls": dash, "lw": 1.2, "marker": "o", "ms": 2.5}
+        for series in (part["series"] for part in parts):
+            if key in series["accuracy"]:
+                axes.plot(series["epsilons"], series["accuracy"][key], **look)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("epsilon (parts of a pixel's range)")
+    axes.set_ylabel("test accuracy")
+
+
+def _entropies(axes: Axes, series: Record) -> None:
+    keys = ("whislo", "q1", "med", "q3", "whishi")
+    boxes = [
+        {**dict(zip(keys, box, strict=True)), "label": f"{epsilon:g}"}
+        for epsilon, box in zip(series["epsilons"], series["entropy"], strict=True)
+        if None not in box
+    ]
+    axes.bxp(
+        boxes,
+        showfliers=False,
+        medianprops={"color": ORANGE},
+        boxprops={"color": BLUE},
+        whiskerprops={"color": SLATE},
+        capprops={"color": SLATE},
+    )
+    axes.set_xlabel("epsilon")
+    axes.set_ylabel("entropy (nats)")
 
 
 @composed
 def stochastic(record: Record) -> Drawing:
     """The input, the network in time, and moments beside what was sampled."""
-    series = record["parts"][0]["series"]
-    figure = blank(height=7.4)
-    grid = GridSpec(3, 6, figure=figure)
+    parts = record["parts"]
+    shown = next((part for part in parts if part["label"] == AUTHORS), parts[0])
+    others = [part for part in parts if part["label"] == "" and part is not shown]
+    series = shown["series"]
+    rows = 4 if others else 3
+    figure = blank(height=2.45 * rows)
+    grid = GridSpec(rows, 6, figure=figure)
     image = figure.add_subplot(grid[0, :2])
     letter(image, "a", "input")
     image.imshow(np.array(series["input"]), cmap="gray_r")
@@ -195,19 +225,23 @@ def stochastic(record: Record) -> Drawing:
     _moments(means, "mean", series, BLUE)
     _moments(variances, "variance", series, ORANGE)
     legend_inside(means, loc="upper left", fontsize=7.5, handletextpad=0.1)
-    _covariances([figure.add_subplot(grid[2, i : i + 2]) for i in (0, 2, 4)], series)
-    first = record["parts"][0]["metrics"]
+    for row, part in enumerate([shown, *others[:1]]):
+        places = [figure.add_subplot(grid[2 + row, i : i + 2]) for i in (0, 2, 4)]
+        _covariances(places, part["series"], "de"[row])
+    first = shown["metrics"]
+    whose = "the authors' network" if shown["label"] == AUTHORS else "a network"
     return Drawing(
         name=record["experiment"],
-        alt=f"Relative errors of the output: mean {first['mean_error_steady']:.2g}, covariance "
-        f"{first['covariance_error_steady']:.2g} against the steady state, "
+        alt=f"Relative errors of the output of {whose}: mean {first['mean_error_steady']:.2g}, "
+        f"covariance {first['covariance_error_steady']:.2g} against the steady state, "
         f"{first['covariance_error_ou-0']:.2g} against the network in time whose layers follow at "
         f"once, {first['covariance_error_ou-1']:.2g} against that of equal time constants.",
-        caption="a: a test digit. b: the six outputs that vary most of the stochastic network with "
+        caption=f"a: a test digit. b: the six outputs that vary most of {whose} in time with "
         "equal time constants, Eq. (stoc_network), for a while. c: mean and variance of each "
         "output, moments against the network in time (Euler-Maruyama): filled if layers follow at "
         "once, hollow with equal time constants. d: covariance of the output by moments and by the "
-        "two networks in time, the same scale of colours in all.",
+        "two networks in time, the same scale of colours in all."
+        + (" e: the same of ours with six layers (first of those)." if others else ""),
         figure=figure,
     )
 
@@ -231,13 +265,13 @@ def _moments(axes: Axes, key: str, series: Record, colour: str) -> None:
     axes.locator_params(nbins=4)
 
 
-def _covariances(axes: list[Axes], series: Record) -> None:
+def _covariances(axes: list[Axes], series: Record, name: str) -> None:
     tables = {"moments": series["covariance"]} | {
         words: series["in_time"][name]["covariance"] for name, words in _IN_TIME.items()
     }
     limit = max(float(np.abs(table).max()) for table in tables.values())
     for one, (words, table) in zip(axes, tables.items(), strict=True):
-        letter(one, "d" if one is axes[0] else "", words)
+        letter(one, name if one is axes[0] else "", words)
         shown = one.imshow(np.array(table), cmap="RdBu_r", vmin=-limit, vmax=limit)
         one.grid(visible=False)
         one.set_xticks(range(0, len(table), 3))
@@ -254,4 +288,59 @@ FIGURES: dict[str, Callable[[Record], Drawing]] = {
     "fgsm": attacks,
     "network-relu": stochastic,
     "network-heaviside": stochastic,
+}
+
+
+# What a table of networks says of each: a heading, and the number.
+_ERRORS = {
+    "mean, steady state": "mean_error_steady",
+    "covariance, steady state": "covariance_error_steady",
+    "covariance in time, layers at once": "covariance_error_ou-0",
+    "covariance in time, equal constants": "covariance_error_ou-1",
+    "covariance, noise behind activations": "covariance_error_behind",
+}
+
+
+def stochastic_table(record: Record) -> ShownTable:
+    """Errors of moments by network: its widths, its noise and how it was trained."""
+    rows = []
+    for each in record["config"]:
+        parts = [part for part in record["parts"] if part["label"] == each["label"]]
+        if parts:
+            about = _described(each["settings"]["network"])
+            numbers = [_percent(_known(parts, metric)) for metric in _ERRORS.values()]
+            rows.append([each["label"] or "shared", *about, *numbers])
+    return ShownTable(
+        ["label", "hidden layers", "variance of noise", "trained", *_ERRORS],
+        rows,
+        "Relative errors of the output's moments against what was sampled: the average over test "
+        "digits (of ours with several seeds, networks too), the least and the largest. Noise is "
+        "before activations in all columns but the last.",
+    )
+
+
+def _described(network: Record) -> list[str]:
+    """Widths of hidden layers, variances of noise, and how it was trained."""
+    settings = network["settings"]
+    first, *others = [f"{sigma**2:.2g}" for sigma in settings["noise"]]
+    rest = list(dict.fromkeys(others))
+    noise = first if rest == [first] else f"{first}; {', '.join(rest)} in hidden layers"
+    trained = f"{settings['covariance']}, {settings['epochs']} epochs"
+    widths = "-".join(map(str, settings["hidden"]))
+    return [widths, noise, "by the authors" if "published" in network else trained]
+
+
+def _percent(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    least, most, mean = (
+        f"{each:.0%}" if each > 1 else f"{100 * each:.2g}%"
+        for each in (min(values), max(values), float(np.mean(values)))
+    )
+    return mean if least == most else f"{mean} ({least} to {most})"
+
+
+TABLES: dict[str, Callable[[Record], ShownTable]] = {
+    "network-relu": stochastic_table,
+    "network-heaviside": stochastic_table,
 }

@@ -1,1 +1,1 @@
-"""Numbers as others printed them: cited, not measured."""
+"""Numbers as others printed them, and networks as others trained them: cited, not made here."""
