@@ -53,16 +53,26 @@ def matched(teacher: Layer, student: Layer, *, flips: bool = True) -> Layer:
     return student._replace(mean=torch.where(turn, 1 - mean, mean), cov=cov)
 
 
-def errors(teacher: Stepwise, student: Stepwise, x: Tensor) -> dict[str, list[float]]:
+def scaled(teacher: Layer, student: Layer) -> Layer:
+    """The student's units, each times the number that makes its means most like the teacher's."""
+    factor = (teacher.mean * student.mean).sum(0) / student.mean.square().sum(0)
+    return student._replace(mean=factor * student.mean, cov=factor[:, None] * student.cov * factor)
+
+
+def errors(
+    teacher: Stepwise, student: Stepwise, x: Tensor, *, scales: bool = False
+) -> dict[str, list[float]]:
     """Relative errors of means, variances and covariances of pairs, by layer.
 
-    Of means, 1 is what constants would have.
+    Of means, 1 is what constants would have. ``scales``: hidden units are scaled as fits best.
     """
     found: dict[str, list[float]] = {"mean": [], "variance": [], "covariance": []}
     flips = teacher.activation is HEAVISIDE
     both = list(zip(teacher.layers(x), student.layers(x), strict=True))
     for i, (true, own) in enumerate(both):
         seen = matched(true, own, flips=flips) if i < len(both) - 1 else own
+        if scales and i < len(both) - 1:
+            seen = scaled(true, seen)
         pairs, seen_pairs = off_diagonal(true.cov), off_diagonal(seen.cov)
         spread = true.mean - true.mean.mean(0)
         for name, difference, size in (

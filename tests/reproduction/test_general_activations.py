@@ -13,7 +13,12 @@ from covary import activations
 from covary.covariance import Full
 from covary.moments import Moments
 from covary.nn import Activation, Linear
-from reproduction.experiments import general_activations, staircases, teacher_student
+from reproduction.experiments import (
+    general_activations,
+    learned_moments,
+    staircases,
+    teacher_student,
+)
 from reproduction.experiments.teacher_student import DTYPE, normal
 from reproduction.figures.beyond import FIGURES
 from reproduction.running import reproduce
@@ -249,3 +254,27 @@ def test_partial_sums_of_rates():
     np.testing.assert_allclose(second, (rate * alpha) ** 2)
     assert (np.diff(np.array(series["first"]), axis=1) > 0).all()
     assert math.isfinite(np.array(series["second"]).sum())
+
+
+def test_hidden_units_of_relu_have_a_size_that_nothing_outside_knows():
+    """Without noise in front of them, units of another size that are read by less are the same."""
+    settings = {
+        "widths": [4, 5, 2],
+        "readout": True,
+        "start": "random",
+        "input_variance": [0.3, 0.3],
+        "noise": [0.0, 0.0],
+    }
+    generator = seeded(2)
+    relu = general_activations.activation_of("relu")
+    teacher, _ = teacher_student.posed(settings, generator, activation=relu)
+    size = torch.rand(5, generator=generator, dtype=DTYPE) + 0.5
+    (first, second), (bias, last) = teacher.weights, teacher.biases
+    other = teacher.with_parameters([size[:, None] * first, second / size, size * bias, last])
+    x = normal((30, 4), generator)
+    apart = learned_moments.errors(teacher, other, x)
+    assert apart["mean"][0] > 0.1
+    assert apart["mean"][1] == pytest.approx(0, abs=1e-12)
+    fitted = learned_moments.errors(teacher, other, x, scales=True)
+    for name in ("mean", "variance", "covariance"):
+        assert max(fitted[name]) == pytest.approx(0, abs=1e-12)
