@@ -360,8 +360,8 @@ def _theorem_2() -> tuple[Claim, ...]:
                 label=label,
                 most=most,
                 ours=True,
-                why="The output is learned; hidden units need not be. One of twice the size, read by "
-                "half the weight, makes nearly the same output, and a Heaviside unit has no size.",
+                why="The output is learned; hidden units need not be. One of twice the size, read "
+                "by half the weight, makes nearly the same output; a Heaviside unit has no size.",
             )
             for label, words, most in (
                 ("one-layer-informed", "one layer", 1e-3),
