@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -217,11 +218,12 @@ def mean_log_distance(points: Tensor) -> float:
         return float(np.log(distance).mean())
 
 
-def gaussian_log_distances(count: int, d: int, seed: int) -> list[float]:
+@lru_cache
+def gaussian_log_distances(count: int, d: int, seed: int) -> tuple[float, ...]:
     """The same of sets of white Gaussian draws."""
     generator = torch.Generator().manual_seed(seed)
     sets = torch.randn(_REFERENCES, count, d, generator=generator, dtype=torch.float64)
-    return [mean_log_distance(white(each)) for each in sets]
+    return tuple(mean_log_distance(white(each)) for each in sets)
 
 
 def by_neighbours(points: Tensor, references: Sequence[float]) -> float:

@@ -194,6 +194,16 @@ def test_entropies_by_neighbours(draw, entropy, d):
     assert cumulants.by_neighbours(points, references) / d == pytest.approx(lost, abs=0.04)
 
 
+def test_in_ten_dimensions_neighbours_find_less_than_there_is():
+    """Of gammas, whose entropy is known: half of it or more, and not all."""
+    shape, d = 2.0, 10
+    points = cumulants.white(gamma(shape, 2000, d))
+    lost = 0.5 * math.log(2 * math.pi * math.e * shape) - stats.gamma(shape).entropy()
+    references = cumulants.gaussian_log_distances(2000, d, seed=0)
+    found = cumulants.by_neighbours(points, references) / d
+    assert 0.4 * lost < found < lost
+
+
 def test_a_discrete_distribution_has_no_density():
     points = torch.randint(0, 3, (500, 2), generator=seeded()).double()
     assert cumulants.by_neighbours(points, [0.0]) == math.inf
