@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -33,6 +34,8 @@ _REACH, _BINS = 6.0, 60
 # Random networks: hidden layers, outputs, and inputs where there are few.
 _HIDDEN, _OUTPUTS, _FEW = 3, 4, 4
 _NOISE = 0.3
+# The power with which cumulants fall is that of networks at least as wide.
+_WIDE = 16
 
 
 def measure(part: Part, workshop: Workshop) -> Measured:
@@ -215,11 +218,12 @@ def _of_widths(part: Part, workshop: Workshop) -> Measured:
             curves[name].append(found)
             least[name].append(floor)
     numbers: dict[str, float | None] = {}
+    # In narrow networks all units of a layer may be off: a power is one of wide ones.
+    wide = [width >= _WIDE for width in settings["widths"]]
+    log_widths = [math.log(width) for width in itertools.compress(settings["widths"], wide)]
     for name, values in curves.items():
         seen = [max(value, floor) for value, floor in zip(values, least[name], strict=True)]
-        fitted = line(
-            [math.log(width) for width in settings["widths"]], [math.log(v) for v in seen]
-        )
+        fitted = line(log_widths, [math.log(value) for value in itertools.compress(seen, wide)])
         numbers |= {f"{name}_slope": fitted.slope, f"{name}_widest": values[-1]}
     return Measured(numbers, {"widths": list(settings["widths"]), **curves, "least": least})
 
@@ -335,6 +339,9 @@ _WHY: dict[tuple[str, str], str] = {
     ("quadrants-relu", "negentropy"): "The two outputs are nearly one number, and what is left is "
     "a function of it: draws lie along a bent curve, and the Gaussian fills the ellipse around it. "
     "Single directions lose much less.",
+    ("random-few-inputs", "slope"): "However many units there are, all see the same four causes: "
+    "what they do to each other's sums does not average out. Of independent noise in every unit it "
+    "does.",
     ("", "coverage_moments"): "Moments are approximate where covariances are strong, as in the "
     "plane, and where distributions are skewed.",
     (
@@ -454,7 +461,8 @@ _ABOUT = (
     "cumulants, is beside it. Random networks have three "
     "hidden layers of one width, random weights (variance 2 over the width for ReLU, 4 over it for "
     "Heaviside) and noise of sigma = 0.3 in every layer; or with ReLU, four inputs and noise on "
-    "these alone."
+    "these alone. How they fall with the width is told of widths of 16 and more: in narrower ones "
+    "all units of a layer may be off."
 )
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
