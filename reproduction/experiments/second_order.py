@@ -339,9 +339,11 @@ _WHY: dict[tuple[str, str], str] = {
     ("quadrants-relu", "negentropy"): "The two outputs are nearly one number, and what is left is "
     "a function of it: draws lie along a bent curve, and the Gaussian fills the ellipse around it. "
     "Single directions lose much less.",
-    ("random-few-inputs", "slope"): "However many units there are, all see the same four causes: "
-    "what they do to each other's sums does not average out. Of independent noise in every unit it "
-    "does.",
+    (
+        "random-few-inputs",
+        "slope",
+    ): "However many units there are, all see the same four causes, so "
+    "that their deviations do not average out. With noise of its own in every unit they do.",
     ("", "coverage_moments"): "Moments are approximate where covariances are strong, as in the "
     "plane, and where distributions are skewed.",
     (
