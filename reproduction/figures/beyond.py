@@ -173,6 +173,8 @@ _TRAINED = {
     "concrete-relu": ("regression", TEAL, "^"),
     "quadrants-relu": ("plane", PURPLE, "D"),
 }
+# Less than this is nothing that draws could tell.
+_LEAST = 1e-3
 _RANDOM = {
     "random-relu": ("random ReLU", BLUE),
     "random-heaviside": ("random Heaviside", ORANGE),
@@ -214,15 +216,15 @@ def second_order(record: Record) -> Drawing:
         alt=f"Outputs of trained networks: {told}." if told else "Random networks, 3 seeds.",
         caption="a, b: skewness and excess kurtosis in front of the activation of each layer and "
         "at the output, which is the last point (roots of mean squares over units and inputs; each "
-        "line is a seed). c: the same at the output of random networks by width, skewness in full "
-        "lines and excess kurtosis dashed; dotted are powers \N{MINUS SIGN}1/2 and "
-        "\N{MINUS SIGN}1. d: the share of draws in intervals that a Gaussian fills as the axis "
-        "says, less "
-        "that; full lines have mean and deviation of the draws, dashed ones those of the moment "
-        "network (averages of inputs and outputs). e: what the output's entropy is less than a "
-        "Gaussian's, in nats per output, by Edgeworth's first terms and by nearest neighbours; "
-        "each dot is an input. f: draws of the output that is most skewed (seed 0), in its "
-        "deviations, beside the Gaussian (black).",
+        "line is a seed; what is below the axis is at its lower end). c: the same at the output of "
+        "random networks by width, skewness in full lines and excess kurtosis dashed; dotted are "
+        "powers \N{MINUS SIGN}1/2 and \N{MINUS SIGN}1. d: the share of draws in intervals that a "
+        "Gaussian fills as the axis says, less that; full lines have mean and deviation of the "
+        "draws, dashed ones those of the moment network (averages of inputs and outputs). e: what "
+        "the output's entropy is less than a Gaussian's, in nats per output, by Edgeworth's first "
+        "terms and by nearest neighbours; each dot is an input, and on the dotted line they agree. "
+        "A Heaviside network has no such entropy. f: draws of the output that is most skewed (seed "
+        "0), in its deviations, beside the Gaussian (black).",
         figure=figure,
     )
 
@@ -231,9 +233,8 @@ def _of_network(axes: Sequence[Axes], part: Record, colour: str, marker: str) ->
     series = part["series"]
     layers = np.arange(1, len(series["layers"]["skewness"]) + 1)
     for panel, key in ((axes[0], "skewness"), (axes[1], "kurtosis")):
-        panel.plot(
-            layers, series["layers"][key], marker=marker, ms=3.5, color=colour, lw=1.1, alpha=0.85
-        )
+        seen = np.maximum(series["layers"][key], _LEAST)
+        panel.plot(layers, seen, marker=marker, ms=3.5, color=colour, lw=1.1, alpha=0.85)
     levels = np.array(series["levels"])
     places = np.arange(len(levels))
     for key, dash in (("sampled", "-"), ("analytic", "--")):
@@ -242,7 +243,7 @@ def _of_network(axes: Sequence[Axes], part: Record, colour: str, marker: str) ->
     axes[3].set_xticks(places, [f"{100 * level:g}%" for level in levels])
     pairs = zip(series["entropy"]["edgeworth"], series["entropy"]["neighbours"], strict=True)
     known = np.array([pair for pair in pairs if None not in pair], dtype=float).reshape(-1, 2)
-    axes[4].plot(*known.T, marker, ms=3, mew=0, color=colour, alpha=0.6)
+    axes[4].plot(*np.maximum(known, _LEAST).T, marker, ms=3, mew=0, color=colour, alpha=0.6)
     if "histogram" in series:
         edges, density = (np.array(series["histogram"][key]) for key in ("edges", "density"))
         axes[5].stairs(np.where(density > 0, density, np.nan), edges, color=colour, lw=1.1)
@@ -257,11 +258,10 @@ def _around(axes: Sequence[Axes]) -> None:
     axes[5].plot(z, np.exp(-z * z / 2) / math.sqrt(2 * math.pi), color=INK, lw=0.9)
     for panel in (axes[0], axes[1], axes[5]):
         logarithmic(panel, "y")
-    logarithmic(axes[2], "x", "y")
+    for panel in (axes[2], axes[4]):
+        logarithmic(panel, "x", "y")
     axes[3].axhline(0.0, color=SLATE, lw=0.8, ls=":")
-    low, high = axes[4].get_xlim()
-    axes[4].plot([0, high], [0, high], ":", color=SLATE, lw=0.9)
-    axes[4].set_xlim(low, high)
+    axes[4].plot([_LEAST, 10.0], [_LEAST, 10.0], ":", color=SLATE, lw=0.9)
     axes[5].set_ylim(bottom=3e-5)
     words = (
         ("skewness by layer", "layer", "skewness"),
