@@ -300,14 +300,18 @@ def _parts(scale: str) -> tuple[Part, ...]:
 
 
 _FIXED_STEPS = (
-    "The mean of a step has one free scale, that of a staircase has none: its edges are where they "
-    "are. A unit has its teacher's means only with its teacher's mean and variance of the input, "
-    "and with other noise there the variance of the input is another one."
+    "The mean of a step stays as it is when its input is scaled; that of ReLU is scaled too, and a "
+    "sum of steps has its edges where they are. So a unit has its teacher's means only with its "
+    "teacher's mean and variance of the input, and another noise makes that another variance."
 )
 _NO_FUNCTION = (
     "The variance of a Heaviside unit is m (1 - m), a function of the mean m, which is learned. "
     "That of ReLU is not: above its threshold it is the variance of the input, which the student "
     "takes to be what its own noise makes it."
+)
+_NO_SIZE = (
+    "Hidden units of ReLU have a size that the output does not know: one of twice the size, read "
+    "by half the weight, makes nearly the same output. A Heaviside unit has no size."
 )
 _WEAK_CORRELATION = (
     "The covariance activation takes two units to be weakly correlated, and steps of one unit have "
@@ -349,7 +353,7 @@ def _theorem_2() -> tuple[Claim, ...]:
                 metric=f"{name}_error",
                 label="layers-near",
                 most=0.05,
-                why="It does not with one layer." if name == "mean" else _NO_FUNCTION,
+                why=_NO_SIZE if name == "mean" else _NO_FUNCTION,
             )
             for name in moments
         ),
@@ -360,8 +364,7 @@ def _theorem_2() -> tuple[Claim, ...]:
                 label=label,
                 most=most,
                 ours=True,
-                why="The output is learned; hidden units need not be. One of twice the size, read "
-                "by half the weight, makes nearly the same output; a Heaviside unit has no size.",
+                why=_NO_SIZE,
             )
             for label, words, most in (
                 ("one-layer-informed", "one layer", 1e-3),
@@ -370,15 +373,15 @@ def _theorem_2() -> tuple[Claim, ...]:
             for name in moments
         ),
         *(
-            Claim(
-                says=f"Of this control, {words}.",
-                metric=metric,
-                label="layers-informed",
-                ours=True,
+            Claim(says=f"{words} ({of}).", metric=metric, label=label, ours=True)
+            for label, of in (
+                ("layers-near", "several layers, another noise"),
+                ("layers-informed", "several layers, the teacher's noise"),
             )
             for words, metric in (
-                ("the error of the output's means alone", "output_mean_error"),
-                ("the error of means, each hidden unit scaled to fit", "mean_error_scaled"),
+                ("The error of means, each hidden unit scaled to fit", "mean_error_scaled"),
+                ("The error of the output's means alone", "output_mean_error"),
+                ("The error of the output's variances alone", "output_variance_error"),
             )
         ),
     )
