@@ -395,13 +395,19 @@ def _of_ours() -> Iterator[Claim]:
         ("skewness_error", "Standard error of one skewness of an output (median)."),
         ("kurtosis_error", "Standard error of one excess kurtosis (median)."),
         ("negentropy_floor", "Standard error of one entropy, per output, by Gaussian draws."),
-        ("negentropy_edgeworth", "The entropy that is lost, by Edgeworth's first terms."),
         ("negentropy_apart", "The entropy that directions of the output lose one by one."),
         ("coverage_worst", "Share within the 95% interval, of the output that is farthest off."),
         ("tails_apart", "By how much the shares below and above that interval differ (average)."),
         ("repeated", "Share of draws that are equal to another one."),
     ):
         yield Claim(says=words, metric=name, label=_EVERY, ours=True)
+    for label, words in _TRAINED.items():
+        yield Claim(
+            says=f"The entropy that the output of {words} has less, by Edgeworth's first terms.",
+            metric="negentropy_edgeworth",
+            label=label,
+            ours=True,
+        )
     yield Claim(
         says="Intervals of the moment network's own mean and variance hold 95% of the draws.",
         metric="coverage_moments",
