@@ -237,7 +237,7 @@ def by_neighbours(points: Tensor, references: Sequence[float]) -> float:
 def repeated(points: Tensor) -> float:
     """The share of points (N, d) that are equal to another one."""
     counts = torch.unique(points, dim=0, return_counts=True)[1]
-    return (counts[counts > 1].sum() / len(points)).item()
+    return float(counts[counts > 1].sum()) / len(points)
 
 
 def shares_within(z: Tensor, levels: Sequence[float]) -> Tensor:

@@ -63,7 +63,7 @@ def activation_of(name: str) -> MomentActivation:
 
 def off(found: Tensor, true: Tensor) -> float:
     """Norm of the difference, over the norm of what is true."""
-    return ((found - true).norm() / true.norm()).item()
+    return float(torch.dist(found, true) / torch.linalg.norm(true))
 
 
 def _sequence(settings: Mapping[str, Any], generator: torch.Generator) -> Measured:
@@ -215,9 +215,9 @@ def _condition(settings: Mapping[str, Any], generator: torch.Generator) -> Measu
             rows["product"].append((rate * squared).numpy())
             rows["second"].append(sums[0].numpy().copy())
             rows["first"].append(sums[1].numpy().copy())
-    step = np.array(rows["step"], dtype=np.float64)
-    late = step >= steps / _LAST_PART
-    exponents = decay(step[late], np.array(rows["product"])[late])
+    seen = np.array(rows["step"], dtype=np.float64)
+    late = seen >= steps / _LAST_PART
+    exponents = decay(seen[late], np.array(rows["product"])[late])
     alpha = np.array(rows["alpha"])
     numbers = {
         "least_exponent": float(exponents.min()),

@@ -221,10 +221,10 @@ def _of_widths(part: Part, workshop: Workshop) -> Measured:
     # In narrow networks all units of a layer may be off: a power is one of wide ones.
     wide = [width >= _WIDE for width in settings["widths"]]
     log_widths = [math.log(width) for width in itertools.compress(settings["widths"], wide)]
-    for name, values in curves.items():
-        seen = [max(value, floor) for value, floor in zip(values, least[name], strict=True)]
+    for name, curve in curves.items():
+        seen = [max(value, floor) for value, floor in zip(curve, least[name], strict=True)]
         fitted = line(log_widths, [math.log(value) for value in itertools.compress(seen, wide)])
-        numbers |= {f"{name}_slope": fitted.slope, f"{name}_widest": values[-1]}
+        numbers |= {f"{name}_slope": fitted.slope, f"{name}_widest": curve[-1]}
     return Measured(numbers, {"widths": list(settings["widths"]), **curves, "least": least})
 
 
@@ -437,18 +437,21 @@ def _of_ours() -> Iterator[Claim]:
         why=_WHY.get(("", "entropy_order"), ""),
     )
     for name in ("skewness", "kurtosis"):
-        for label, words in (
+        for labels, words in (
             (("random-relu", "random-heaviside"), "of random networks"),
-            ("random-few-inputs", "of random networks whose noise comes in by four inputs alone"),
+            (
+                ("random-few-inputs",),
+                "of random networks whose noise comes in by four inputs alone",
+            ),
         ):
             yield Claim(
                 says=f"The {name} {words} falls with the width, by the square root of it at least "
                 "(power of the width).",
                 metric=f"{name}_slope",
-                label=label,
+                label=labels,
                 most=-0.5,
                 ours=True,
-                why=_WHY.get((label, "slope"), "") if isinstance(label, str) else "",
+                why=_WHY.get((labels[0], "slope"), ""),
             )
 
 

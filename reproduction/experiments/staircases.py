@@ -109,5 +109,5 @@ def activation(name: str, n: int, *, network: bool = False) -> MomentActivation:
     formula = network_moments if network else moments
     kind = "network" if network else "staircase"
     return MomentActivation(
-        f"{kind} {n} of {name}", stairs, torch.zeros_like, partial(formula, stairs=stairs)
+        f"{kind} {n} of {name}", stairs.__call__, torch.zeros_like, partial(formula, stairs=stairs)
     )
