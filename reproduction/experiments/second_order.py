@@ -322,8 +322,8 @@ _PLANE = (
     "units, which vary together."
 )
 _WHY: dict[tuple[str, str], str] = {
-    ("mnist-relu", "negentropy"): "It is little, and above the bound: skewness and tails grow from "
-    "layer to layer, as layers grow narrower.",
+    ("mnist-relu", "negentropy"): "It is little, and just above the bound, though neighbours find "
+    "less of it than there is. Skewness and tails grow from layer to layer.",
     ("mnist-heaviside", "skewness"): _HARDLY_EVER,
     ("mnist-heaviside", "kurtosis"): _HARDLY_EVER,
     ("mnist-heaviside", "coverage"): _HARDLY_EVER,
@@ -358,9 +358,10 @@ _EVERY = tuple(_TRAINED)
 
 def _claims() -> Iterator[Claim]:
     for label, words in _TRAINED.items():
-        for name, most in (("skewness", 0.5), ("kurtosis", 1.0)):
+        for name, excess, most in (("skewness", "", 0.5), ("kurtosis", "excess ", 1.0)):
             yield Claim(
-                says=f"Higher-order cumulants contribute much less than the first two: {name} of "
+                says=f"Higher-order cumulants contribute much less than the first two: "
+                f"{excess}{name} of "
                 f"the outputs of {words} (root of the mean square).",
                 metric=f"output_{name}",
                 label=label,
@@ -436,7 +437,7 @@ def _of_ours() -> Iterator[Claim]:
         ours=True,
         why=_WHY.get(("", "entropy_order"), ""),
     )
-    for name in ("skewness", "kurtosis"):
+    for name, excess in (("skewness", ""), ("kurtosis", "excess ")):
         for labels, words in (
             (("random-relu", "random-heaviside"), "of random networks"),
             (
@@ -445,8 +446,8 @@ def _of_ours() -> Iterator[Claim]:
             ),
         ):
             yield Claim(
-                says=f"The {name} {words} falls with the width, by the square root of it at least "
-                "(power of the width).",
+                says=f"The {excess}{name} {words} falls with the width, by the square root of it "
+                "at least (power of the width).",
                 metric=f"{name}_slope",
                 label=labels,
                 most=-0.5,
