@@ -79,14 +79,24 @@ _CONTENTS = {
     "theorem-1": ("Theorem rgd, Eq. srgd", "SMUC as Riemannian gradient descent"),
     "theorem-2": ("Theorem mean_var", "Means and variances that a student learns"),
     "theorem-3": ("Theorem cov, Eq. dev_rate", "Covariances in deep networks"),
+    "second-order": (
+        "Eq. trunc, and Discussion: sufficiency of the second-order approximation",
+        "Whether two cumulants are enough",
+    ),
+    "general-activations": (
+        "SI, general activation functions: Eqs. g_abs_g_n, first_appro, usu_cond",
+        "From Heaviside units to other activations",
+    ),
 }
 _TOPICS = (
     "classification",
     "covariance_activations",
     "detection",
     "dynamics",
+    "general_activations",
     "images",
     "mechanism",
+    "second_order",
     "sensitivity",
     "theorems",
     "uci",

@@ -187,7 +187,7 @@ def measure(part: Part, _workshop: Workshop) -> Measured:
         if kind == "balanced":
             teacher = balanced(teacher, x, settings["ratio"], generator)
         depth = idealised(teacher, x, assumed * torch.eye(width, dtype=DTYPE))
-    return Measured(_numbers(depth, before), _series(depth))
+    return Measured(numbers_of(depth, before), series_of(depth))
 
 
 def _trained(settings: Any, generator: torch.Generator) -> tuple[Depth, Depth]:
@@ -199,7 +199,8 @@ def _trained(settings: Any, generator: torch.Generator) -> tuple[Depth, Depth]:
     return observed(teacher, student, fresh), observed(teacher, result.student, fresh)
 
 
-def _numbers(depth: Depth, before: Depth | None) -> dict[str, float]:
+def numbers_of(depth: Depth, before: Depth | None = None) -> dict[str, float]:
+    """What claims are about, of all inputs."""
     grown = depth.deviation[1:] / depth.deviation[:-1]
     numbers = {
         "ratio_over_rate": (grown / depth.paper).max().item(),
@@ -221,7 +222,7 @@ def _numbers(depth: Depth, before: Depth | None) -> dict[str, float]:
     return numbers
 
 
-def _series(depth: Depth) -> dict[str, list[float]]:
+def series_of(depth: Depth) -> dict[str, list[float]]:
     """Medians over inputs, by layer."""
     relative = depth.deviation[1:] / depth.covariance[1:]
     curves = {

@@ -13,6 +13,7 @@ has a denominator that changes with the input, and in another way than the left 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from reproduction.experiment import Measured, Part
 from reproduction.experiments.teacher_student import (
+    HEAVISIDE,
     Layer,
     Stepwise,
     lessons,
@@ -34,14 +36,14 @@ from reproduction.workshop import Workshop
 _FRESH = 300
 
 
-def matched(teacher: Layer, student: Layer) -> Layer:
+def matched(teacher: Layer, student: Layer, *, flips: bool = True) -> Layer:
     """The student's units in the order, and with the sign, that makes them most like the teacher's.
 
-    Hidden units have no names: they can change places, and 1 - v does what v does if the weights
-    that read it change their signs.
+    Hidden units have no names: they can change places, and, if ``flips``, 1 - v of a Heaviside unit
+    does what v does if the weights that read it change their signs.
     """
     same = torch.cdist(teacher.mean.mT, student.mean.mT)  # (n, n)
-    flipped = torch.cdist(teacher.mean.mT, 1 - student.mean.mT)
+    flipped = torch.cdist(teacher.mean.mT, 1 - student.mean.mT) if flips else same + math.inf
     _, order = linear_sum_assignment(torch.minimum(same, flipped).numpy())
     columns = torch.from_numpy(order)
     rows = torch.arange(len(columns))
@@ -51,15 +53,26 @@ def matched(teacher: Layer, student: Layer) -> Layer:
     return student._replace(mean=torch.where(turn, 1 - mean, mean), cov=cov)
 
 
-def errors(teacher: Stepwise, student: Stepwise, x: Tensor) -> dict[str, list[float]]:
+def scaled(teacher: Layer, student: Layer) -> Layer:
+    """The student's units, each times the number that makes its means most like the teacher's."""
+    factor = (teacher.mean * student.mean).sum(0) / student.mean.square().sum(0)
+    return student._replace(mean=factor * student.mean, cov=factor[:, None] * student.cov * factor)
+
+
+def errors(
+    teacher: Stepwise, student: Stepwise, x: Tensor, *, scales: bool = False
+) -> dict[str, list[float]]:
     """Relative errors of means, variances and covariances of pairs, by layer.
 
-    Of means, 1 is what constants would have.
+    Of means, 1 is what constants would have. ``scales``: hidden units are scaled as fits best.
     """
     found: dict[str, list[float]] = {"mean": [], "variance": [], "covariance": []}
+    flips = teacher.activation is HEAVISIDE
     both = list(zip(teacher.layers(x), student.layers(x), strict=True))
     for i, (true, own) in enumerate(both):
-        seen = matched(true, own) if i < len(both) - 1 else own
+        seen = matched(true, own, flips=flips) if i < len(both) - 1 else own
+        if scales and i < len(both) - 1:
+            seen = scaled(true, seen)
         pairs, seen_pairs = off_diagonal(true.cov), off_diagonal(seen.cov)
         spread = true.mean - true.mean.mean(0)
         for name, difference, size in (

@@ -135,7 +135,8 @@ def _square(net: nn.Module) -> dict[str, Any]:
     }
 
 
-def _network(schedule: str, *, epochs: int = 20, limit: int = 0) -> dict[str, Any]:
+def network(schedule: str, *, epochs: int = 20, limit: int = 0) -> dict[str, Any]:
+    """What is trained, for the settings of a part."""
     # Widths, noise, learning rate and weight decay of the paper are the preset of these data.
     settings = {"covariance": "full", "schedule": schedule, "epochs": epochs}
     name = f"quadrants-{schedule}"
@@ -160,11 +161,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         ),
         measure=measure,
         parts={
-            "smoke": seeds("cooldown", 1, network=_network("cooldown", epochs=2, limit=600)),
-            "quick": seeds("cooldown", 2, network=_network("cooldown")),
+            "smoke": seeds("cooldown", 1, network=network("cooldown", epochs=2, limit=600)),
+            "quick": seeds("cooldown", 2, network=network("cooldown")),
             "paper": (
-                *seeds("cooldown", 5, network=_network("cooldown")),
-                *seeds("constant", 5, network=_network("constant")),
+                *seeds("cooldown", 5, network=network("cooldown")),
+                *seeds("constant", 5, network=network("constant")),
             ),
         },
         claims=(

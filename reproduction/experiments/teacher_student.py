@@ -1,4 +1,4 @@
-"""Teacher and student: two networks of Heaviside units that differ in the noise they know of."""
+"""Teacher and student: two networks that differ in the noise they know of, of Heaviside units."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from covary import activations
+from covary.activations import MomentActivation
 
 HEAVISIDE = activations.get("heaviside")
 DTYPE = torch.float64
@@ -34,7 +35,7 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Stepwise:
-    """A moment network of Heaviside units, with the noise that it takes to be there.
+    """A moment network, of Heaviside units unless told otherwise, with the noise that it assumes.
 
     Attributes:
         weights: (n, m) of each layer.
@@ -42,6 +43,7 @@ class Stepwise:
         input_cov: (m, m) covariance of the input.
         noise: sigma before each activation.
         readout: whether the last layer is linear; it then has no noise.
+        activation: of all units but those of a readout.
     """
 
     weights: tuple[Tensor, ...]
@@ -49,6 +51,7 @@ class Stepwise:
     input_cov: Tensor
     noise: float
     readout: bool = False
+    activation: MomentActivation = HEAVISIDE
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
@@ -81,7 +84,7 @@ class Stepwise:
             with torch.no_grad():
                 before = before + self.noise**2 * torch.eye(len(weight), dtype=DTYPE)
                 var = before.diagonal(dim1=-2, dim2=-1)
-            mean, variance, gain = HEAVISIDE(mu, var)
+            mean, variance, gain = self.activation(mu, var)
             with torch.no_grad():
                 cov = with_diagonal(gain[:, :, None] * before * gain[:, None, :], variance)
                 found.append(Layer(mu / var.sqrt(), var, gain, mean, cov))
@@ -112,19 +115,21 @@ def drawn(
     readout: bool = False,
     gain: float = 2.0,
     offset: float = 0.5,
+    activation: MomentActivation = HEAVISIDE,
 ) -> Stepwise:
     """Random weights of deviation ``gain / sqrt(m)``, and biases of deviation ``offset``.
 
     Behind Heaviside units, whose signals are 0 or 1, biases are centred on signals of one half:
     units would be on or off for all inputs otherwise.
     """
+    centre = 0.5 if activation is HEAVISIDE else 0.0
     weights, biases = [], []
     for i, (before, after) in enumerate(pairwise(widths)):
         weight = normal((after, before), generator) * gain / math.sqrt(before)
         bias = normal((after,), generator) * offset
         weights.append(weight)
-        biases.append(bias - weight.sum(1) / 2 if i else bias)
-    return Stepwise(tuple(weights), tuple(biases), input_cov, noise, readout)
+        biases.append(bias - centre * weight.sum(1) if i else bias)
+    return Stepwise(tuple(weights), tuple(biases), input_cov, noise, readout, activation)
 
 
 def normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
@@ -139,26 +144,38 @@ def random_covariance(size: int, generator: torch.Generator, *, trace: float) ->
     return matrix * (trace / matrix.trace())
 
 
-def posed(settings: Mapping[str, Any], generator: torch.Generator) -> tuple[Stepwise, Stepwise]:
+def posed(
+    settings: Mapping[str, Any],
+    generator: torch.Generator,
+    *,
+    activation: MomentActivation = HEAVISIDE,
+) -> tuple[Stepwise, Stepwise]:
     """A teacher and a student of the same widths that take other noise to be there.
 
     The teacher's input covariance is random, the student's is a multiple of the identity. Settings:
     ``widths``, ``readout``, ``input_variance`` (average, of both), ``noise`` (of both) and
     ``start``: ``"random"``, or ``"near"`` for the teacher's parameters with a tenth of their spread
-    added; ``"random-informed"`` and ``"near-informed"`` students have the teacher's noise.
+    added; ``"random-informed"`` and ``"near-informed"`` students have the teacher's noise. ``gain``
+    is that of ``drawn``, and its default if it is not there.
     """
     widths, readout = settings["widths"], settings["readout"]
     known, assumed = settings["input_variance"]
     covariance = random_covariance(widths[0], generator, trace=known * widths[0])
-    teacher = drawn(
-        widths, generator, input_cov=covariance, noise=settings["noise"][0], readout=readout
-    )
-    student = drawn(
-        widths,
-        generator,
-        input_cov=assumed * torch.eye(widths[0], dtype=DTYPE),
-        noise=settings["noise"][1],
-        readout=readout,
+    teacher, student = (
+        drawn(
+            widths,
+            generator,
+            input_cov=input_cov,
+            noise=noise,
+            readout=readout,
+            gain=settings.get("gain", 2.0),
+            activation=activation,
+        )
+        for input_cov, noise in zip(
+            (covariance, assumed * torch.eye(widths[0], dtype=DTYPE)),
+            settings["noise"],
+            strict=True,
+        )
     )
     start, _, informed = settings["start"].partition("-")
     if start == "near":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from covary.report import drawing
 from covary.report.drawing import Drawing
-from reproduction.figures import classifiers, images, mechanism, networks, theory, uci
+from reproduction.figures import beyond, classifiers, images, mechanism, networks, theory, uci
 from reproduction.figures.layout import Record, ShownTable
 
 __all__ = ["FIGURES", "TABLES", "draw"]
@@ -17,6 +17,7 @@ FIGURES: dict[str, Callable[[Record], Drawing]] = {
     **networks.FIGURES,
     **mechanism.FIGURES,
     **theory.FIGURES,
+    **beyond.FIGURES,
     **images.FIGURES,
     **uci.FIGURES,
 }

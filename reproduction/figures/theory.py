@@ -24,15 +24,18 @@ from reproduction.figures.layout import Record, composed, letter, panels, plain_
 from reproduction.words import number, spread
 
 
-def _labelled(record: Record, label: str) -> list[Record]:
+def labelled(record: Record, label: str) -> list[Record]:
+    """Parts of that label."""
     return [part for part in record["parts"] if part["label"] == label]
 
 
-def _values(parts: Sequence[Record], metric: str) -> str:
+def values_of(parts: Sequence[Record], metric: str) -> str:
+    """A number of these parts, in words."""
     return spread([part["metrics"][metric] for part in parts])
 
 
-def _logarithmic(axes: Axes, *which: str) -> None:
+def logarithmic(axes: Axes, *which: str) -> None:
+    """Logarithmic axes with plain numbers."""
     for axis in which:
         getattr(axes, f"set_{axis}scale")("log")
         plain_ticks(axes, axis)
@@ -71,7 +74,7 @@ def sensitivity(record: Record) -> Drawing:
         name=record["experiment"],
         alt=f"Entropy at the boundary: {number(metrics['linear_at_boundary'])} nats by the linear "
         f"approximation, {number(metrics['exact_at_boundary'])} exactly. Largest difference of "
-        f"the approximation from samples: {_values(parts, 'linear_gap')} nats.",
+        f"the approximation from samples: {values_of(parts, 'linear_gap')} nats.",
         caption="a: the slope of the sigmoid. b: entropy (nats) of stochastic logistic regression "
         "with w = (1, 0.5), by the paper's linear approximation; the black line is the boundary. "
         "c: the same from samples, on the same scale of colours. d: entropy against the distance "
@@ -140,7 +143,7 @@ def activations(record: Record) -> Drawing:
     labels = list(dict.fromkeys(part["label"] for part in record["parts"]))
     told = []
     for place, (label, name) in enumerate((a, b) for a in labels for b in _ACTIVATIONS):
-        parts = _labelled(record, label)
+        parts = labelled(record, label)
         points = {key: np.array(value) for key, value in parts[0]["series"][name].items()}
         panel = axes[place]
         panel.errorbar(
@@ -162,7 +165,7 @@ def activations(record: Record) -> Drawing:
         panel.set_xlabel("covariance activation")
         panel.set_ylabel("Monte Carlo")
         letter(panel, "", f"{_ACTIVATIONS[name]}, {label.replace('=', ' = ')}")
-        told.append(f"{_ACTIVATIONS[name]} at {label} {_values(parts, f'{name}_error')}")
+        told.append(f"{_ACTIVATIONS[name]} at {label} {values_of(parts, f'{name}_error')}")
     return Drawing(
         name=record["experiment"],
         alt=f"Relative error of the first order against exact covariances: {', '.join(told)}.",
@@ -188,7 +191,7 @@ def theorem_1(record: Record) -> Drawing:
     """Differences of steps, and the gradient, through training."""
     figure, axes = panels(1, 2, height=3.5)
     for label, (_, colour) in _STEPS.items():
-        for part in _labelled(record, label):
+        for part in labelled(record, label):
             series = part["series"]
             step = np.array(series["step"]) + 1
             axes[0].plot(step, series["difference"], color=colour, lw=1.0, alpha=0.8)
@@ -197,7 +200,7 @@ def theorem_1(record: Record) -> Drawing:
     for panel, words in zip(
         axes, ("relative difference", "gradient, of that at the start"), strict=True
     ):
-        _logarithmic(panel, "x", "y")
+        logarithmic(panel, "x", "y")
         panel.set_xlabel("step")
         panel.set_ylabel(words)
     axes[0].axhline(1e-10, color=SLATE, lw=0.8, ls=":")
@@ -209,11 +212,11 @@ def theorem_1(record: Record) -> Drawing:
         ncols=2,
     )
     differences = ", ".join(
-        f"{words} {_values(_labelled(record, label), 'difference')}"
+        f"{words} {values_of(labelled(record, label), 'difference')}"
         for label, (words, _) in _STEPS.items()
     )
     left = ", ".join(
-        f"{words} {_values(_labelled(record, label), 'gradient_left')}"
+        f"{words} {values_of(labelled(record, label), 'gradient_left')}"
         for label, (words, _) in _STEPS.items()
     )
     return Drawing(
@@ -249,7 +252,7 @@ def theorem_2(record: Record) -> Drawing:
     figure, axes = panels(3, 1, height=6.2)
     for panel, (key, words), name in zip(axes, _MOMENTS.items(), "abc", strict=True):
         ticks, names = _students(panel, record, key)
-        _logarithmic(panel, "y")
+        logarithmic(panel, "y")
         panel.set_ylim(bottom=_ROUNDING)
         panel.set_ylabel("relative error")
         panel.set_xticks(ticks, names)
@@ -261,7 +264,7 @@ def theorem_2(record: Record) -> Drawing:
         ncols=2,
     )
     told = ", ".join(
-        f"{words} {_values(_labelled(record, label), 'mean_error')}"
+        f"{words} {values_of(labelled(record, label), 'mean_error')}"
         for label, words in _STUDENTS.items()
     )
     return Drawing(
@@ -280,7 +283,7 @@ def _students(axes: Axes, record: Record, key: str) -> tuple[list[float], list[s
     """Dots of all students side by side; where the ticks are, and what they say."""
     ticks, names, place = [], [], 0.0
     for label, words in _STUDENTS.items():
-        parts = _labelled(record, label)
+        parts = labelled(record, label)
         if not parts:
             continue
         count = len(parts[0]["series"]["after"][key])
@@ -316,12 +319,12 @@ def theorem_3(record: Record) -> Drawing:
     """Deviations and rates by depth."""
     figure, axes = panels(2, 2, height=5.8)
     for label, (_, colour) in _NETWORKS.items():
-        for part in _labelled(record, label):
+        for part in labelled(record, label):
             _deep(axes, part["series"], colour)
     axes[1].axhline(1.0, color=SLATE, lw=0.8, ls=":")
     axes[2].axhline(0.0, color=SLATE, lw=0.8, ls=":")
     for panel in (axes[0], axes[1], axes[3]):
-        _logarithmic(panel, "y")
+        logarithmic(panel, "y")
     for panel in (axes[0], axes[3]):
         panel.set_ylim(bottom=_LEAST)
     for panel, name, title, words in zip(
@@ -374,13 +377,13 @@ _DEEP_CAPTION = (
 
 def _told(record: Record) -> str:
     said = [
-        f"{words}: growth {_values(parts, 'average_ratio')} per layer on average, r "
-        f"{_values(parts, 'smallest_rate')} at least, relative deviation at the end "
-        f"{_values(parts, 'relative_deviation')}"
+        f"{words}: growth {values_of(parts, 'average_ratio')} per layer on average, r "
+        f"{values_of(parts, 'smallest_rate')} at least, relative deviation at the end "
+        f"{values_of(parts, 'relative_deviation')}"
         for label, (words, _) in _NETWORKS.items()
-        if (parts := _labelled(record, label))
+        if (parts := labelled(record, label))
     ]
-    broken = _values(_labelled(record, "counterexample"), "ratio_over_rate")
+    broken = values_of(labelled(record, "counterexample"), "ratio_over_rate")
     return f"{'; '.join(said)}. In the counterexample the growth over r is {broken}."
 
 
