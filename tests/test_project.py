@@ -69,7 +69,7 @@ REPRODUCTION = [
     {"store", "words"},
     {"experiments"},
     {"catalogue", "measuring"},
-    {"figures", "running"},
+    {"figures", "reading", "running", "summary"},
     {"page"},
     {"cli"},
     {"__main__"},

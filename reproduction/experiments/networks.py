@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from covary.runs.config import Choices
@@ -77,6 +78,13 @@ def cifar10(scale: str, activation: str, covariance: str, *, head: bool = False)
         augment=True,
         trunk_of=trunk_of,
     )
+
+
+def plain_cifar10(scale: str) -> Network:
+    """The mixed network without noise: an ordinary one."""
+    network = cifar10(scale, "relu", "diagonal")
+    settings = {**network.settings, "noise": (0.0,)}
+    return replace(network, name="cifar10-relu-noise-0", settings=settings)
 
 
 def plain(scale: str) -> Network:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.gridspec import GridSpec
+from matplotlib.figure import Figure
+from matplotlib.gridspec import GridSpec, SubplotSpec
 
 from covary.report.drawing import (
     AMBER,
@@ -47,21 +49,27 @@ _BARS = {"entropy": BLUE, "msp": AMBER, "se": SLATE}
 
 @composed
 def out_of_distribution(record: Record) -> Drawing:
-    """Distributions of three indicators, their separabilities and AUROC."""
+    """Distributions of three indicators, their separabilities and AUROC; entropy under attack."""
     parts = record["parts"]
+    attacked = record.get("beside", {}).get("fgsm")
     figure, axes = panels(2, 3, height=5.2)
     for place, (name, words) in enumerate(_INDICATORS.items()):
         _distribution(axes[place], parts[0]["series"]["histograms"][name], words)
     letter(axes[0], "a", "distributions")
-    letter(axes[3], "b", "separability")
+    letter(axes[3], "" if attacked else "b", "separability")
     letter(axes[4], "", "AUROC (ours)")
     _bars(axes[3], parts, "separability", "separability")
     _bars(axes[4], parts, "auroc", "AUROC")
     axes[4].axhline(0.5, color=SLATE, lw=0.8, ls=":")
-    axes[5].axis("off")
-    groups = [swatch(f"{name} (a)", colour) for name, colour in _GROUPS.items()]
-    bars = [swatch(f"{_SHORT[name]} (b)", colour, "", "s") for name, colour in _BARS.items()]
-    axes[5].legend(handles=[*groups, *bars], loc="center left")
+    groups = [swatch(f"{name} (above)", colour) for name, colour in _GROUPS.items()]
+    bars = [swatch(f"{_SHORT[name]} (below)", colour, "", "s") for name, colour in _BARS.items()]
+    if attacked:
+        letter(axes[5], "b", "entropy under attack")
+        _boxes(axes[5], attacked["parts"][0]["series"])
+        figure.legend(handles=[*groups, *bars], loc="outside lower center", ncols=6)
+    else:
+        axes[5].axis("off")
+        axes[5].legend(handles=[*groups, *bars], loc="center left")
     first = parts[0]["metrics"]
     return Drawing(
         name=record["experiment"],
@@ -73,9 +81,9 @@ def out_of_distribution(record: Record) -> Drawing:
         + ".",
         caption="a: distributions of the three indicators over right and wrong predictions and "
         "OOD inputs (first network); first and last bins have also what is beyond. "
-        "b: separability of pairs of these groups, and AUROC; bars are averages over networks, "
-        "points are networks. Above 0 (0.5 for AUROC), the first of the two groups is the less "
-        "certain one.",
+        f"{'Below' if attacked else 'b'}: separability of pairs of these groups, and AUROC; bars "
+        "are averages over networks, points are networks. Above 0 (0.5 for AUROC), the first of "
+        f"the two groups is the less certain one.{_UNDER_ATTACK if attacked else ''}",
         figure=figure,
     )
 
@@ -102,6 +110,33 @@ def _bars(axes: Axes, parts: list[Record], key: str, words: str) -> None:
     axes.set_xticks(range(len(_PAIRS)), list(_PAIRS.values()))
     axes.axhline(0, color=SLATE, lw=0.7)
     axes.set_ylabel(words)
+
+
+# Of the figure of shared covariances, whose panel b is of the networks that were attacked.
+_UNDER_ATTACK = (
+    " b: entropy of the output of a Heaviside network under attack by FGSM, against epsilon (first "
+    "seed of fgsm); box: quartiles, whiskers: 5% and 95%, orange: median."
+)
+
+
+def _boxes(axes: Axes, series: Record) -> None:
+    """Quantiles of the entropy at each epsilon."""
+    keys = ("whislo", "q1", "med", "q3", "whishi")
+    boxes = [
+        {**dict(zip(keys, box, strict=True)), "label": f"{epsilon:g}"}
+        for epsilon, box in zip(series["epsilons"], series["entropy"], strict=True)
+        if None not in box
+    ]
+    axes.bxp(
+        boxes,
+        showfliers=False,
+        medianprops={"color": ORANGE},
+        boxprops={"color": BLUE},
+        whiskerprops={"color": SLATE},
+        capprops={"color": SLATE},
+    )
+    axes.set_xlabel("epsilon")
+    axes.set_ylabel("entropy (nats)")
 
 
 _LINES = {
@@ -136,29 +171,7 @@ def attacks(record: Record) -> Drawing:
     accuracy.set_ylabel("test accuracy")
     handles = [swatch(words, colour, dash) for words, colour, dash in _LINES.values()]
     figure.legend(handles=handles, loc="outside lower center", ncols=2)
-    series = parts[0]["series"]
-    boxes = [
-        {
-            "whislo": box[0],
-            "q1": box[1],
-            "med": box[2],
-            "q3": box[3],
-            "whishi": box[4],
-            "label": f"{epsilon:g}",
-        }
-        for epsilon, box in zip(series["epsilons"], series["entropy"], strict=True)
-        if None not in box
-    ]
-    entropy.bxp(
-        boxes,
-        showfliers=False,
-        medianprops={"color": ORANGE},
-        boxprops={"color": BLUE},
-        whiskerprops={"color": SLATE},
-        capprops={"color": SLATE},
-    )
-    entropy.set_xlabel("epsilon")
-    entropy.set_ylabel("entropy (nats)")
+    _boxes(entropy, parts[0]["series"])
     first = parts[0]["metrics"]
     return Drawing(
         name=record["experiment"],
@@ -177,19 +190,17 @@ def attacks(record: Record) -> Drawing:
 def stochastic(record: Record) -> Drawing:
     """The input, the network in time, and moments beside what was sampled."""
     series = record["parts"][0]["series"]
-    figure = blank(height=7.4)
-    grid = GridSpec(3, 6, figure=figure)
+    # Results from before layers were kept have the output alone.
+    traces = series.get("trace_by_layer") or {"output": series["trace"]}
+    figure = blank(height=7.4 if len(traces) == 1 else 8.6)
+    heights = [1.0 if len(traces) == 1 else 1.6, 1.0, 1.0]
+    grid = GridSpec(3, 6, figure=figure, height_ratios=heights)
     image = figure.add_subplot(grid[0, :2])
     letter(image, "a", "input")
     image.imshow(np.array(series["input"]), cmap="gray_r")
     image.set_anchor("NW")  # its title is in line with the next one
     image.set_axis_off()
-    trace = figure.add_subplot(grid[0, 2:])
-    letter(trace, "b", "output in time")
-    for values, colour in zip(series["trace"], cycle(_TRACES), strict=False):
-        trace.plot(series["times"], values, color=colour, lw=0.9)
-    trace.set_xlabel("time (time constants)")
-    trace.set_ylabel("state")
+    _in_time(figure, grid[0, 2:], traces, series["times"])
     means, variances = (figure.add_subplot(grid[1, i : i + 3]) for i in (0, 3))
     letter(means, "c", "mean, variance")
     _moments(means, "mean", series, BLUE)
@@ -203,13 +214,40 @@ def stochastic(record: Record) -> Drawing:
         f"{first['covariance_error_steady']:.2g} against the steady state, "
         f"{first['covariance_error_ou-0']:.2g} against the network in time whose layers follow at "
         f"once, {first['covariance_error_ou-1']:.2g} against that of equal time constants.",
-        caption="a: a test digit. b: the six outputs that vary most of the stochastic network with "
+        caption=f"a: a test digit. b: {_SHOWN[len(traces) > 1]} of the stochastic network with "
         "equal time constants, Eq. (stoc_network), for a while. c: mean and variance of each "
         "output, moments against the network in time (Euler-Maruyama): filled if layers follow at "
         "once, hollow with equal time constants. d: covariance of the output by moments and by the "
         "two networks in time, the same scale of colours in all.",
         figure=figure,
     )
+
+
+_SHOWN = {
+    True: "each layer in time, from the first one at the top to the output, the six units that "
+    "vary most,",
+    False: "the six outputs that vary most",
+}
+
+
+def _in_time(
+    figure: Figure, place: SubplotSpec, traces: Mapping[str, Sequence[Any]], times: Sequence[float]
+) -> None:
+    """A strip for each layer, all over the same time."""
+    strips = place.subgridspec(len(traces), 1, hspace=0.25)
+    first: Axes | None = None
+    for row, (layer, found) in enumerate(traces.items()):
+        axes = figure.add_subplot(strips[row], sharex=first)
+        first = first or axes
+        for values, colour in zip(found, cycle(_TRACES), strict=False):
+            axes.plot(times, values, color=colour, lw=0.9 if len(traces) == 1 else 0.6)
+        if len(traces) > 1:
+            axes.locator_params(axis="y", nbins=2)
+            axes.tick_params(axis="x", labelbottom=row == len(traces) - 1)
+        axes.set_ylabel("state" if len(traces) == 1 else layer, fontsize=7.5)
+    assert first is not None
+    letter(first, "b", "each layer in time" if len(traces) > 1 else "output in time")
+    axes.set_xlabel("time (time constants)")
 
 
 _TRACES = (BLUE, ORANGE, TEAL, PURPLE, AMBER, SLATE)
