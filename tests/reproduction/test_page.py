@@ -102,3 +102,29 @@ def test_legends_keep_away_from_axes_and_edges(name):
             box = legend.get_window_extent()
             assert room.x0 < box.x0 < box.x1 < room.x1
             assert room.y0 < box.y0 < box.y1 < room.y1
+
+
+def test_the_network_in_time_shows_every_layer_that_is_stored():
+    record = read(RESULTS, get("network-relu"))
+    (first, *rest) = record["parts"]
+    trace = first["series"].get("trace") or [[0.0] * len(first["series"]["times"])]
+    series = {key: value for key, value in first["series"].items() if key != "trace"}
+    counts = {}
+    for layers in (["output"], ["hidden.0", "hidden.1", "output"]):
+        series["trace_by_layer"] = dict.fromkeys(layers, trace)
+        drawn = FIGURES["network-relu"]({**record, "parts": [{**first, "series": series}, *rest]})
+        counts[len(layers)] = len(drawn.figure.axes)
+        assert ("each layer" in drawn.caption) == (len(layers) > 1)
+    assert counts[3] == counts[1] + 2
+
+
+def test_entropy_under_attack_stands_beside_strange_inputs():
+    """Panel b of the figure about sharing is of the networks of fgsm."""
+    record = read(RESULTS, get("shared-ood"))
+    with_attacks, without = (
+        FIGURES["shared-ood"](each) for each in (record, {**record, "beside": {}})
+    )
+    titles = [axes.get_title(loc="left") for axes in with_attacks.figure.axes]
+    assert "b  entropy under attack" in titles
+    assert "under attack by FGSM" in with_attacks.caption
+    assert "attack" not in without.caption
