@@ -256,13 +256,17 @@ def overall(verdicts: Sequence[str]) -> str | None:
     """The verdict on several together, by the rule for parts of a claim; None of none.
 
     It holds if all do, and partly if at least half do, where one that holds partly is half of one.
-    Those within noise do not count.
+    Those within noise count as they may turn out: as long as half hold, and no other fails, it
+    holds so far; if they could decide, it is within noise.
     """
+    if not verdicts:
+        return None
     known = [each for each in verdicts if each != UNDECIDED]
-    if not known:
-        return UNDECIDED if verdicts else None
-    share = (known.count(HOLDS) + known.count(PARTLY) / 2) / len(known)
-    return HOLDS if share == 1 else PARTLY if share >= 1 / 2 else FAILS
+    low = (known.count(HOLDS) + known.count(PARTLY) / 2) / len(verdicts)
+    high = low + verdicts.count(UNDECIDED) / len(verdicts)
+    if low >= 1 / 2:
+        return HOLDS if known.count(HOLDS) == len(known) else PARTLY
+    return FAILS if high < 1 / 2 else UNDECIDED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,15 +345,15 @@ class Experiment:
             return "not judged (smoke)"
         claims = [claim for claim in self.claims if not claim.ours]
         found = [claim.verdict(record) for claim in claims]
-        known = [each for each in found if each is not None and each != UNDECIDED]
-        verdict = overall([each for each in found if each is not None]) or "not measured"
-        if verdict == PARTLY or len(set(known)) > 1:
-            partly = known.count(PARTLY)
-            some = f", {partly} partly" if partly else ""
-            verdict += f" ({known.count(HOLDS)} of {len(known)} claims hold{some})"
-        for what, count in ((UNDECIDED, found.count(UNDECIDED)), ("not tested", found.count(None))):
-            if verdict not in (what, "not measured") and count:
-                verdict += f", {count} of {len(found)} {what}"
+        tested = [each for each in found if each is not None]
+        verdict = overall(tested) or "not measured"
+        if verdict == PARTLY or len(set(tested)) > 1:
+            beside = [(PARTLY, "partly"), (UNDECIDED, UNDECIDED)]
+            counted = ((tested.count(each), words) for each, words in beside)
+            rest = "".join(f", {count} {words}" for count, words in counted if count)
+            verdict += f" ({tested.count(HOLDS)} of {len(tested)} claims hold{rest})"
+        if tested and len(tested) < len(found):
+            verdict += f", {len(found) - len(tested)} of {len(found)} not tested"
         return verdict
 
 

@@ -57,7 +57,8 @@ class Section:
         if record and (jobs := max((each["jobs"] for each in sittings(record)), default=1)) > 1:
             words += ["--jobs", str(jobs)]
         if record and self._missing:
-            words += _only(part["label"] for part in record["parts"])
+            labels = {part["label"] for part in record["parts"]}
+            words += _only(labels) if all(labels) else []
         return shlex.join(words)
 
     def _words(self, scale: str) -> list[str]:
@@ -73,7 +74,9 @@ class Section:
         found = []
         if self._missing:
             found.append(
-                Unfinished(f"not measured: {self.missing}", shlex.join(again + _only(self._missing)))
+                Unfinished(
+                    f"not measured: {self.missing}", shlex.join(again + _only(self._missing))
+                )
             )
         if self.lacks:
             found.append(Unfinished(self.lacks, shlex.join(again)))

@@ -44,7 +44,7 @@ TOPICS = (
     Topic(
         "Networks of moments are about as accurate as ordinary ones",
         _of_classifiers("accuracy"),
-        ("mnist-relu", "accuracy", "{:+} on MNIST"),
+        ("mnist-relu", "accuracy", "by {:points} of accuracy on MNIST"),
     ),
     Topic(
         "Entropy is higher where the network errs",
@@ -73,7 +73,7 @@ TOPICS = (
         ("ood-notmnist", "separability_foreign_right_entropy", "for letters by {} in separability"),
     ),
     Topic(
-        "Under attack accuracy falls, entropy rises, and networks without first noises keep theirs",
+        "Under attack accuracy falls and entropy rises; without its first noises a network stays",
         {"fgsm": (), "shared-ood": ()},
         ("fgsm", "accuracy_attacked", "accuracy falls to {}"),
     ),
@@ -234,9 +234,7 @@ def _together(told: Sequence[Told]) -> str:
     return overall(known) or UNTESTED
 
 
-def _shown(
-    topic: Topic, records: Mapping[str, tuple[Experiment, Mapping[str, Any] | None]]
-) -> str:
+def _shown(topic: Topic, records: Mapping[str, tuple[Experiment, Mapping[str, Any] | None]]) -> str:
     """The number that stands for a topic: the average over parts."""
     if topic.shows is None:
         return ""
@@ -253,7 +251,7 @@ def _shown(
 
 
 class _Shown(float):
-    """A number that is written as on the page, with a sign if one is asked for."""
+    """A number that is written as on the page, or as points of a hundred with their sign."""
 
     def __format__(self, spec: str) -> str:
-        return ("+" if spec == "+" and self >= 0 else "") + number(float(self))
+        return f"{100 * float(self):+.2f} points" if spec == "points" else number(float(self))

@@ -28,8 +28,8 @@ GLOSSARY = {
     "SMUC": "supervised mean, unsupervised covariance: gradients go through the mean alone.",
     "MSP, SE": "one minus the largest softmax probability, and the entropy of all of them.",
     "R^2": "of a straight line through epochs: the share of variance that it explains.",
-    "noise": "how far a number may be off by chance: half of its 95% interval over test samples, by "
-    "drawing them again (bootstrap), or over epochs. Behind +- where a claim is judged by it; "
+    "noise": "how far a number may be off by chance: half of its 95% interval over test samples, "
+    "by drawing them again (bootstrap), or over epochs. Behind +- where a claim is judged by it; "
     "within noise: too close to its bound to tell.",
 }
 

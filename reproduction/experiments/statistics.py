@@ -178,13 +178,12 @@ def falls(levels: Sequence[float], covariance: Floats) -> int:
     pairs = list(itertools.combinations(range(len(levels)), 2))
     bound = NormalDist().inv_cdf(1 - 0.025 / max(1, len(pairs)))
     return sum(
-        levels[j] - levels[i] < -bound * deviation_of_difference(covariance, i, j)
-        for i, j in pairs
+        levels[j] - levels[i] < -bound * deviation_of_difference(covariance, i, j) for i, j in pairs
     )
 
 
 def deviation_of_difference(covariance: Floats, i: int, j: int) -> float:
-    """The standard deviation of the difference of two numbers, of the covariance of their errors."""
+    """The standard deviation of the difference of two numbers, by the covariance of errors."""
     return math.sqrt(max(0.0, covariance[i, i] + covariance[j, j] - 2 * covariance[i, j]))
 
 

@@ -243,8 +243,7 @@ def with_and_without(record: Record) -> Drawing:
         caption="a: test accuracy through training. b: separability of wrong from right "
         "predictions by layer, at the end, with 95% intervals over test samples"
         f"{_estimated([{'series': part['series']['with']} for part in record['parts']])}; "
-        "markers are seeds."
-        + (" Dashed: label shared." if "shared" in labels else ""),
+        "markers are seeds." + (" Dashed: label shared." if "shared" in labels else ""),
         figure=figure,
     )
 

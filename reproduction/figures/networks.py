@@ -66,7 +66,9 @@ def out_of_distribution(record: Record) -> Drawing:
     if attacked:
         letter(axes[5], "b", "entropy under attack")
         _boxes(axes[5], attacked["parts"][0]["series"])
-        figure.legend(handles=[*groups, *bars], loc="outside lower center", ncols=6)
+        axes[5].tick_params(axis="x", labelsize=7)
+        columns = [each for pair in zip(groups, bars, strict=True) for each in pair]
+        figure.legend(handles=columns, loc="outside lower center", ncols=3)
     else:
         axes[5].axis("off")
         axes[5].legend(handles=[*groups, *bars], loc="center left")

@@ -10,7 +10,16 @@ import pytest
 
 from reproduction import words
 from reproduction.catalogue import EXPERIMENTS
-from reproduction.experiment import FAILS, HOLDS, PARTLY, SCALES, Claim, Measured, overall
+from reproduction.experiment import (
+    FAILS,
+    HOLDS,
+    PARTLY,
+    SCALES,
+    UNDECIDED,
+    Claim,
+    Measured,
+    overall,
+)
 from reproduction.figures import FIGURES, TABLES
 from reproduction.running import reproduce
 from reproduction.workshop import Workshop
@@ -58,6 +67,12 @@ def test_a_claim_about_most_cases_needs_more_than_half_of_them(tmp_path, least, 
         ([PARTLY, PARTLY], PARTLY),
         ([PARTLY, FAILS], FAILS),
         ([HOLDS, FAILS, FAILS], FAILS),
+        ([HOLDS, UNDECIDED], HOLDS),
+        ([HOLDS, PARTLY, UNDECIDED], PARTLY),
+        ([HOLDS, UNDECIDED, UNDECIDED], UNDECIDED),
+        ([HOLDS, FAILS, UNDECIDED], UNDECIDED),
+        ([FAILS, FAILS, UNDECIDED], FAILS),
+        ([UNDECIDED], UNDECIDED),
         ([], None),
     ],
 )

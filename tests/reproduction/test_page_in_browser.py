@@ -72,7 +72,9 @@ def visit(browser, html, *, width=1280, height=900, script=True):
     browser.get(html.resolve().as_uri())
 
 
-SHOWN = "return [...document.querySelectorAll('#all-claims tbody tr')].filter(e => !e.hidden).length"
+SHOWN = (
+    "return [...document.querySelectorAll('#all-claims tbody tr')].filter(e => !e.hidden).length"
+)
 
 
 def choose(browser, name, value):
