@@ -46,7 +46,8 @@ class Measured(NamedTuple):
     series: Mapping[str, Any]
 
 
-class Elsewhere(NamedTuple):
+@dataclass(frozen=True)
+class Elsewhere:
     """A number of the results of another experiment: the average over its parts that have it.
 
     Attributes:

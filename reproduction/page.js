@@ -27,16 +27,16 @@
   form.addEventListener("input", show);
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("reset", () => setTimeout(show));
-  // A link to the claims of one experiment, or of one verdict, asks for these alone.
+  // A link to the claims of one experiment or verdict asks for these alone.
   document.querySelectorAll("a[data-filter]").forEach((link) =>
     link.addEventListener("click", (event) => {
-      const [name, value] = link.dataset.filter.split("=");
+      const asked = [...new URLSearchParams(link.dataset.filter)];
       event.preventDefault();
       form.reset();
-      form.elements[name].value = value;
+      asked.forEach(([name, value]) => (form.elements[name].value = value));
       show();
       document.getElementById("claims").scrollIntoView();
-      form.elements[name].focus({ preventScroll: true });
+      form.elements[asked[0][0]].focus({ preventScroll: true });
     })
   );
   show();

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from reproduction.experiment import FAILS, HOLDS, PARTLY, UNDECIDED, Claim, Experiment, overall
-from reproduction.words import Judged, judged, number
+from reproduction.words import Judged, judged
 
 UNTESTED = "not tested"
 
@@ -73,7 +73,7 @@ TOPICS = (
         ("ood-notmnist", "separability_foreign_right_entropy", "for letters by {} in separability"),
     ),
     Topic(
-        "Under attack accuracy falls and entropy rises; without its first noises a network stays",
+        "Under attack accuracy falls and entropy rises; without its first noises it does not fall",
         {"fgsm": (), "shared-ood": ()},
         ("fgsm", "accuracy_attacked", "accuracy falls to {}"),
     ),
@@ -103,6 +103,9 @@ TOPICS = (
         "Accuracy on images is as published",
         {"image-accuracy": (), "image-accuracy-shared": ()},
     ),
+    Topic("A step of SMUC is one of Riemannian gradient descent (theorem 1)", {"theorem-1": ()}),
+    Topic("A student learns its teacher's means and variances (theorem 2)", {"theorem-2": ()}),
+    Topic("Deep networks come to their teacher's covariance (theorem 3)", {"theorem-3": ()}),
 )
 
 
@@ -146,10 +149,11 @@ class Line:
     @property
     def why(self) -> str:
         """The reason that is given for most of what does not hold; none if there is none."""
-        found = Counter(
-            each.row.why for each in self.told if each.row.kind in (FAILS, PARTLY) and each.row.why
-        )
-        return found.most_common(1)[0][0] if found else ""
+        for kind in (FAILS, PARTLY):
+            found = Counter(row.why for _, _, row in self.told if row.kind == kind and row.why)
+            if found:
+                return found.most_common(1)[0][0]
+        return ""
 
 
 @dataclass(frozen=True)
@@ -251,7 +255,7 @@ def _shown(topic: Topic, records: Mapping[str, tuple[Experiment, Mapping[str, An
 
 
 class _Shown(float):
-    """A number that is written as on the page, or as points of a hundred with their sign."""
+    """A number in two digits, or as points of a hundred with their sign."""
 
     def __format__(self, spec: str) -> str:
-        return f"{100 * float(self):+.2f} points" if spec == "points" else number(float(self))
+        return f"{100 * float(self):+.2f} points" if spec == "points" else f"{float(self):.2g}"

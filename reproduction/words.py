@@ -134,7 +134,8 @@ def judged(claim: Claim, record: Mapping[str, Any]) -> Judged:
     elif verdict == PARTLY or claim.majority or (verdict in (FAILS, UNDECIDED) and agreeing):
         verdict = f"{verdict}, {agreeing} of {len(numbers)}"
     shown = with_noise(numbers) if claim.noise else spread([each.value for each in numbers])
-    rests = _rests(claim, record) if numbers and claim.bounded and scale != "smoke" else ""
+    judged_at_all = claim.verdict(record) is not None and scale != "smoke"
+    rests = _rests(claim, record) if judged_at_all else ""
     return Judged(claim, said(claim), bounds(claim), shown, verdict, rests, why, command)
 
 

@@ -64,7 +64,9 @@ def _plain(part: Part, workshop: Workshop) -> Measured:
     dataset, _ = load_data(config.data, data_dir=workshop.data_dir, seed=config.training.seed)
     net = run.network()
     with torch.no_grad():
-        predicted = torch.cat([net(some).mean.argmax(1) for some in dataset.x_test.split(_BATCH)])
+        predicted = torch.cat(
+            [net(some).mean.argmax(1) for some in torch.split(dataset.x_test, _BATCH)]
+        )
     return Measured({"accuracy_plain": float((predicted == dataset.y_test).double().mean())}, {})
 
 
@@ -110,7 +112,9 @@ class Errors(NamedTuple):
 
 def _wrong(series: Mapping[str, Any]) -> int:
     """How many test samples a network has wrong at the end."""
-    return round((1 - series["accuracy"][-1]) * series.get("tested", _TESTED))
+    share: float = 1 - series["accuracy"][-1]
+    tested: int = series.get("tested", _TESTED)
+    return round(share * tested)
 
 
 def derived(part: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, float]:

@@ -14,15 +14,15 @@ from tests.reproduction.trials import RESULTS
 
 
 @pytest.fixture(scope="module")
-def html(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("page")
-    page.write(RESULTS, markdown=folder / "page.md", html=folder / "page.html")
-    return folder / "page.html"
+def sections():
+    return page.sections(RESULTS)
 
 
 @pytest.fixture(scope="module")
-def sections():
-    return page.sections(RESULTS)
+def html(sections, tmp_path_factory):
+    place = tmp_path_factory.mktemp("page") / "page.html"
+    place.write_text(page._render("page.html.j2", sections, RESULTS), encoding="utf-8")
+    return place
 
 
 def test_every_claim_is_a_row_without_any_script(html, sections):
