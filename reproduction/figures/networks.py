@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.gridspec import GridSpec, SubplotSpec
+from matplotlib.gridspec import GridSpec
 
 from covary.report.drawing import (
     AMBER,
@@ -193,16 +192,23 @@ def stochastic(record: Record) -> Drawing:
     """The input, the network in time, and moments beside what was sampled."""
     series = record["parts"][0]["series"]
     # Results from before layers were kept have the output alone.
-    traces = series.get("trace_by_layer") or {"output": series["trace"]}
-    figure = blank(height=7.4 if len(traces) == 1 else 8.6)
-    heights = [1.0 if len(traces) == 1 else 1.6, 1.0, 1.0]
-    grid = GridSpec(3, 6, figure=figure, height_ratios=heights)
+    layers = list(series.get("trace_by_layer", {}).values())
+    figure = blank(height=8.0 if layers else 7.4)
+    grid = GridSpec(3, 6, figure=figure, height_ratios=[1.3 if layers else 1.0, 1.0, 1.0])
     image = figure.add_subplot(grid[0, :2])
     letter(image, "a", "input")
     image.imshow(np.array(series["input"]), cmap="gray_r")
     image.set_anchor("NW")  # its title is in line with the next one
     image.set_axis_off()
-    _in_time(figure, grid[0, 2:], traces, series["times"])
+    trace = figure.add_subplot(grid[0, 2:])
+    letter(trace, "b", "layers in time" if layers else "output in time")
+    if layers:
+        _in_time(trace, layers, series["times"])
+    else:
+        for values, colour in zip(series["trace"], cycle(_TRACES), strict=False):
+            trace.plot(series["times"], values, color=colour, lw=0.9)
+        trace.set_ylabel("state")
+    trace.set_xlabel("time (time constants)")
     means, variances = (figure.add_subplot(grid[1, i : i + 3]) for i in (0, 3))
     letter(means, "c", "mean, variance")
     _moments(means, "mean", series, BLUE)
@@ -216,7 +222,7 @@ def stochastic(record: Record) -> Drawing:
         f"{first['covariance_error_steady']:.2g} against the steady state, "
         f"{first['covariance_error_ou-0']:.2g} against the network in time whose layers follow at "
         f"once, {first['covariance_error_ou-1']:.2g} against that of equal time constants.",
-        caption=f"a: a test digit. b: {_SHOWN[len(traces) > 1]} of the stochastic network with "
+        caption=f"a: a test digit. b: {_SHOWN[bool(layers)]} of the stochastic network with "
         "equal time constants, Eq. (stoc_network), for a while. c: mean and variance of each "
         "output, moments against the network in time (Euler-Maruyama): filled if layers follow at "
         "once, hollow with equal time constants. d: covariance of the output by moments and by the "
@@ -226,30 +232,22 @@ def stochastic(record: Record) -> Drawing:
 
 
 _SHOWN = {
-    True: "each layer in time, from the first one at the top to the output, the six units that "
-    "vary most,",
+    True: "every layer, the six units of each that vary most, on a scale of its own,",
     False: "the six outputs that vary most",
 }
 
 
-def _in_time(
-    figure: Figure, place: SubplotSpec, traces: Mapping[str, Sequence[Any]], times: Sequence[float]
-) -> None:
-    """A strip for each layer, all over the same time."""
-    strips = place.subgridspec(len(traces), 1, hspace=0.25)
-    first: Axes | None = None
-    for row, (layer, found) in enumerate(traces.items()):
-        axes = figure.add_subplot(strips[row], sharex=first)
-        first = first or axes
-        for values, colour in zip(found, cycle(_TRACES), strict=False):
-            axes.plot(times, values, color=colour, lw=0.9 if len(traces) == 1 else 0.6)
-        if len(traces) > 1:
-            axes.locator_params(axis="y", nbins=2)
-            axes.tick_params(axis="x", labelbottom=row == len(traces) - 1)
-        axes.set_ylabel("state" if len(traces) == 1 else layer, fontsize=7.5)
-    assert first is not None
-    letter(first, "b", "each layer in time" if len(traces) > 1 else "output in time")
-    axes.set_xlabel("time (time constants)")
+def _in_time(axes: Axes, traces: Sequence[Any], times: Sequence[float]) -> None:
+    """The units of each layer, layers above one another, each on a scale of its own."""
+    for place, found in enumerate(reversed(traces)):
+        states = np.array(found, dtype=float)
+        low, span = states.min(), float(np.ptp(states)) or 1.0
+        for values, colour in zip((states - low) / span, cycle(_TRACES), strict=False):
+            axes.plot(times, place + 0.8 * values, color=colour, lw=0.7)
+    names = ["output", *map(str, range(len(traces) - 1, 0, -1))]
+    axes.set_yticks(range(len(traces)), names, va="bottom")
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylabel("layer")
 
 
 _TRACES = (BLUE, ORANGE, TEAL, PURPLE, AMBER, SLATE)

@@ -107,15 +107,20 @@ def test_legends_keep_away_from_axes_and_edges(name):
 def test_the_network_in_time_shows_every_layer_that_is_stored():
     record = read(RESULTS, get("network-relu"))
     (first, *rest) = record["parts"]
-    trace = first["series"].get("trace") or [[0.0] * len(first["series"]["times"])]
-    series = {key: value for key, value in first["series"].items() if key != "trace"}
-    counts = {}
-    for layers in (["output"], ["hidden.0", "hidden.1", "output"]):
-        series["trace_by_layer"] = dict.fromkeys(layers, trace)
-        drawn = FIGURES["network-relu"]({**record, "parts": [{**first, "series": series}, *rest]})
-        counts[len(layers)] = len(drawn.figure.axes)
-        assert ("each layer" in drawn.caption) == (len(layers) > 1)
-    assert counts[3] == counts[1] + 2
+    times = first["series"]["times"]
+    series = {key: value for key, value in first["series"].items() if "trace" not in key}
+    layers = {name: [[float(i) for i, _ in enumerate(times)]] * 2 for name in ("a", "b", "output")}
+    for traces, names in (
+        ({"trace_by_layer": layers}, ["output", "2", "1"]),
+        ({"trace": layers["output"]}, None),
+    ):
+        parts = [{**first, "series": {**series, **traces}}, *rest]
+        drawn = FIGURES["network-relu"]({**record, "parts": parts})
+        axes = next(each for each in drawn.figure.axes if "in time" in each.get_title(loc="left"))
+        assert len(axes.lines) == (6 if names else 2)
+        if names:
+            assert [label.get_text() for label in axes.get_yticklabels()] == names
+        assert ("every layer" in drawn.caption) == bool(names)
 
 
 def test_entropy_under_attack_stands_beside_strange_inputs():
