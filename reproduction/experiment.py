@@ -270,6 +270,11 @@ def overall(verdicts: Sequence[str]) -> str | None:
     return FAILS if high < 1 / 2 else UNDECIDED
 
 
+def _nothing_more(_part: Mapping[str, Any], _settings: Mapping[str, Any]) -> Metrics:
+    """What follows from a part of which all is stored."""
+    return {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """A figure or table of the paper.
@@ -299,7 +304,7 @@ class Experiment:
     proviso: str = ""
     revision: int = 0
     earlier: Mapping[int, str] = field(default_factory=dict)
-    derived: Callable[[Mapping[str, Any], Mapping[str, Any]], Metrics] = lambda _, __: {}
+    derived: Callable[[Mapping[str, Any], Mapping[str, Any]], Metrics] = _nothing_more
     beside: tuple[str, ...] = ()
     title: str = ""
     paper: str = ""

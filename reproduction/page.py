@@ -21,7 +21,7 @@ from reproduction.experiment import FAILS, HOLDS, PARTLY, UNDECIDED, Experiment
 from reproduction.figures import FIGURES, TABLES
 from reproduction.figures.layout import ShownTable
 from reproduction.store import configuration, sittings
-from reproduction.summary import UNTESTED, Summary, summary
+from reproduction.summary import UNTESTED, InShort, summary
 from reproduction.words import GLOSSARY, Judged, duration, judged
 from reproduction.workshop import networks_in
 
@@ -312,7 +312,7 @@ def _render(template: str, found: list[Section], results: Path) -> str:
     )
 
 
-def _in_short(found: Sequence[Section]) -> Summary:
+def _in_short(found: Sequence[Section]) -> InShort:
     return summary((section.experiment, section.record) for section in found)
 
 

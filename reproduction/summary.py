@@ -118,7 +118,7 @@ class Told(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
+class TopicLine:
     """A topic and what came of it.
 
     Attributes:
@@ -157,7 +157,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Summary:
+class InShort:
     """Everything in short.
 
     Attributes:
@@ -167,12 +167,12 @@ class Summary:
             networks than in the paper.
     """
 
-    lines: tuple[Line, ...]
+    lines: tuple[TopicLine, ...]
     counted: Mapping[str, int]
     alone: int
     quick: int
 
-    def of(self, *verdicts: str) -> list[Line]:
+    def of(self, *verdicts: str) -> list[TopicLine]:
         """Topics with one of these verdicts."""
         return [line for line in self.lines if line.verdict in verdicts]
 
@@ -199,7 +199,7 @@ def told_of(experiment: Experiment, record: Mapping[str, Any] | None) -> list[To
     return found
 
 
-def summary(read: Iterable[tuple[Experiment, Mapping[str, Any] | None]]) -> Summary:
+def summary(read: Iterable[tuple[Experiment, Mapping[str, Any] | None]]) -> InShort:
     """What came of all claims of the paper, by topic.
 
     Args:
@@ -214,13 +214,13 @@ def summary(read: Iterable[tuple[Experiment, Mapping[str, Any] | None]]) -> Summ
             by_topic[place].append(told)
     records = {experiment.name: (experiment, record) for experiment, record in pairs}
     lines = tuple(
-        Line(topic.says, _together(told), tuple(told), _shown(topic, records))
+        TopicLine(topic.says, _together(told), tuple(told), _shown(topic, records))
         for topic, told in zip(topics, by_topic, strict=True)
         if told
     )
     every = [each.row for line in lines for each in line.told]
     tested = [row for row in every if row.kind != UNTESTED]
-    return Summary(
+    return InShort(
         lines,
         Counter(row.kind for row in every),
         alone=sum("one seed" in row.rests.split(", ") for row in tested),
