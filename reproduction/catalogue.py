@@ -52,8 +52,8 @@ _CONTENTS = {
         "One covariance per mini-batch: CIFAR-10",
     ),
     "shared-ood": (
-        "Fig. 11, ood_attack_batch a",
-        "One covariance per mini-batch: out-of-distribution inputs",
+        "Fig. 11, ood_attack_batch",
+        "One covariance per mini-batch: out-of-distribution inputs and attacks",
     ),
     "uci-shared": (
         "Table 2, regression_batch",

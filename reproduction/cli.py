@@ -12,7 +12,7 @@ import typer
 from covary.cli import common
 from covary.cli.common import DataDir, Debug, Json, quoted, reported, say
 from covary.training import Silent, StoppedError, terminal_or_lines
-from reproduction import catalogue, store, words
+from reproduction import catalogue, reading, store, words
 from reproduction.experiment import SCALES, Experiment
 from reproduction.running import check_labels
 from reproduction.running import reproduce as measure_and_write
@@ -64,7 +64,7 @@ def list_experiments(
 def _row(experiment: Experiment, results: Path) -> dict[str, str]:
     """An experiment in the list, with what a folder of results has of it."""
     try:
-        record = store.load(results, experiment.name)
+        record = reading.read(results, experiment)
         scale = record["scale"] if record else "none yet"
     except store.ResultError:
         record, scale = None, "unreadable"
@@ -215,9 +215,10 @@ def _measured(
             say(f"{experiment.name} failed: {error}")
             continue
         records.append(record)
+        complete = reading.completed(experiment, record, results)
         if show:
-            _show(experiment, record)
-        _draw(record, figures)
+            _show(experiment, complete)
+        _draw(complete, figures)
         say(f"Written to {results / experiment.name}.json.")
     return records, failed
 
@@ -244,7 +245,7 @@ def _show(experiment: Experiment, record: Mapping[str, Any]) -> None:
     for row in (words.judged(claim, record) for claim in experiment.claims):
         common.results.print(
             f"- {row.says}\n"
-            f"  {row.verdict}: {row.ours}"
+            f"  {row.verdict}{f' ({row.rests})' if row.rests else ''}: {row.ours}"
             + (f"; counts if {row.counts}" if row.counts else "")
             + (f"; published: {row.claim.published}" if row.claim.published else "")
             + (f". {row.why}" if row.why else ""),
@@ -292,7 +293,8 @@ def page(
     """Write the page of the reproduction: every figure and table of the paper beside ours.
 
     It is written twice: as Markdown, with figures beside it, and as a file of HTML that holds its
-    figures. Pages of results that are in another folder (--results) go to that folder.
+    figures. How each experiment is run and how long it takes goes to reproduction/README.md. Pages
+    of results that are in another folder (--results) go to that folder.
 
     Examples:
 
@@ -300,6 +302,7 @@ def page(
     - `python -m reproduction page --results trial`
     """
     # The page of a trial does not replace the one that belongs to the repository.
+    readme = Path("reproduction/README.md") if results is None and markdown is None else None
     markdown = markdown or (results or Path("docs")) / "reproduction.md"
     out = out or (results or Path("runs")) / "reproduction.html"
     results = results or RESULTS
@@ -311,7 +314,7 @@ def page(
             )
     from reproduction.page import write  # which loads matplotlib
 
-    write(results, markdown=markdown, html=out)
+    write(results, markdown=markdown, html=out, readme=readme)
     if as_json:
         common.show_json({"report": str(out), "markdown": str(markdown)})
         return

@@ -5,25 +5,36 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup, escape
 
 from covary.report.drawing import Drawing, inline_svg, save
+from reproduction import reading
 from reproduction.catalogue import EXPERIMENTS
-from reproduction.experiment import HOLDS, Experiment
+from reproduction.experiment import FAILS, HOLDS, PARTLY, UNDECIDED, Experiment
 from reproduction.figures import FIGURES, TABLES
 from reproduction.figures.layout import ShownTable
-from reproduction.store import configuration, load, sittings
+from reproduction.store import configuration, sittings
+from reproduction.summary import UNTESTED, InShort, summary
 from reproduction.words import GLOSSARY, Judged, duration, judged
 from reproduction.workshop import networks_in
 
 FIGURE_FOLDER = "figures/reproduction"
+# Verdicts on claims in the order in which they can be asked for.
+KINDS = (HOLDS, PARTLY, FAILS, UNDECIDED, UNTESTED, "not measured", "not judged", "shown")
+
+
+class Unfinished(NamedTuple):
+    """What results leave open, and the command that would settle it."""
+
+    what: str
+    command: str
 
 
 @dataclass(frozen=True)
@@ -42,13 +53,59 @@ class Section:
         """What makes its results."""
         record = self.record
         scale = record["scale"] if record else "quick"
-        words = ["python", "-m", "reproduction", "run", self.experiment.name, "--scale", scale]
+        words = self._words(scale)
         if record and (jobs := max((each["jobs"] for each in sittings(record)), default=1)) > 1:
             words += ["--jobs", str(jobs)]
         if record and self._missing:
-            for label in sorted({part["label"] for part in record["parts"]}):
-                words += ["--only", label]
+            labels = {part["label"] for part in record["parts"]}
+            words += _only(labels) if all(labels) else []
         return shlex.join(words)
+
+    def _words(self, scale: str) -> list[str]:
+        return ["python", "-m", "reproduction", "run", self.experiment.name, "--scale", scale]
+
+    @property
+    def unfinished(self) -> list[Unfinished]:
+        """What is lacking, or shorter than in the paper."""
+        record = self.record
+        if record is None:
+            return [Unfinished(self.verdict, shlex.join(self._words("paper")))]
+        again = self._words(record["scale"])
+        found = []
+        if self._missing:
+            found.append(
+                Unfinished(
+                    f"not measured: {self.missing}", shlex.join(again + _only(self._missing))
+                )
+            )
+        if self.lacks:
+            found.append(Unfinished(self.lacks, shlex.join(again)))
+        known = {each.command for each in found}
+        for command in dict.fromkeys(row.command for row in self.claims if row.command):
+            if command not in known:
+                found.append(Unfinished("lacks what a claim compares with", command))
+        if self.outdated:
+            found.append(Unfinished("of other settings than it has now", shlex.join(again)))
+        if record["scale"] != "paper":
+            words = shlex.join(self._words("paper"))
+            found.append(Unfinished("shorter or of fewer networks than in the paper", words))
+        return found
+
+    @property
+    def lacks(self) -> str:
+        """What results of an earlier revision lack; nothing if they are of the one of now."""
+        if self.record is None:
+            return ""
+        estimated = any(
+            value
+            for part in self.record["parts"]
+            for name, value in part["metrics"].items()
+            if name.endswith("_estimated")
+        )
+        earlier = self.experiment.earlier
+        # Parts that were not measured again stay as they were.
+        every = "; ".join(earlier.values()) if estimated else ""
+        return earlier.get(self.record.get("revision") or 0, every)
 
     @property
     def _missing(self) -> list[str]:
@@ -68,13 +125,20 @@ class Section:
     def plain_verdict(self) -> str:
         """The verdict without numbers."""
         plain = re.split(r" \(|, |;", self.verdict)[0]
-        return f"{plain} so far" if "not tested" in self.verdict and plain == HOLDS else plain
+        is_open = any(each in self.verdict for each in (UNTESTED, UNDECIDED))
+        return f"{plain} so far" if is_open and plain == HOLDS else plain
 
     @property
     def missing(self) -> str:
         """Parts that were not measured, in words."""
         counted = Counter(label or "parts" for label in self._missing)
         return ", ".join(f"{label} ({count})" for label, count in counted.items())
+
+    @property
+    def time(self) -> str:
+        """How long it took to measure it and to train its networks."""
+        record = self.record
+        return duration(record["seconds"] + record["training_seconds"]) if record else ""
 
     @property
     def facts(self) -> dict[str, str]:
@@ -86,7 +150,7 @@ class Section:
         return {
             "scale": record["scale"],
             "over": _repeats(self.experiment, record),
-            "time": duration(record["seconds"] + record["training_seconds"]) + _at_a_time(record),
+            "time": self.time + _at_a_time(record),
             "date": " to ".join(sorted({days[0], days[-1]})),
             "commit": ", ".join(
                 dict.fromkeys(_short(part["git_commit"]) for part in record["parts"])
@@ -95,15 +159,22 @@ class Section:
         }
 
 
+def _only(labels: Iterable[str]) -> list[str]:
+    return [word for label in sorted(set(labels)) for word in ("--only", label)]
+
+
 def _repeats(experiment: Experiment, record: Mapping[str, Any]) -> str:
     """Over what the numbers that claims are about vary: seeds, or splits of a set."""
     splits = {each["settings"].get("splits", 0) for each in record["config"]}
     if max(splits, default=0):
         return " to ".join(map(str, sorted({min(splits), max(splits)}))) + " splits"
-    counted = [claim.labels for claim in experiment.claims if not claim.ours]
-    labels = {label for each in counted for label in each}
+    about = [
+        Counter(part["label"] for part in claim.parts(record))
+        for claim in experiment.claims
+        if not claim.ours and not claim.of
+    ]
+    counts = {label: count for each in about for label, count in each.items()}
     every = Counter(part["label"] for part in record["parts"])
-    counts = every if () in counted else {key: every[key] for key in every if key in labels}
     numbers = sorted({min(counts.values(), default=0), max(counts.values(), default=0)})
     said = " to ".join(map(str, numbers)) + (" seed" if numbers == [1] else " seeds")
     beside = sum(every.values()) - sum(counts.values())
@@ -129,13 +200,13 @@ def _short(commit: str | None) -> str:
 
 def sections(results: Path) -> list[Section]:
     """Every experiment with what a folder of results has of it, in the paper's order."""
-    return [_section(each, load(results, each.name)) for each in EXPERIMENTS]
+    return [_section(each, reading.read(results, each)) for each in EXPERIMENTS]
 
 
 def _section(experiment: Experiment, record: Mapping[str, Any] | None) -> Section:
     if record is None:
         return Section(experiment, None, "not run", (), None, None)
-    if record.get("revision", 0) != experiment.revision:
+    if not experiment.shows(record.get("revision") or 0):
         # What there is of it may not be what the figure shows.
         return Section(experiment, None, "measured in another way before", (), None, None)
     name = experiment.name
@@ -146,7 +217,8 @@ def _section(experiment: Experiment, record: Mapping[str, Any] | None) -> Sectio
         + (f"; {experiment.proviso}" if experiment.proviso else "")
         + ("; on a trunk that was trained before" if _borrows(record) else "")
         + ("; of other settings than it has now" if _is_outdated(experiment, record) else "")
-        + _against(experiment, record),
+        + _against(experiment, record)
+        + _rests(experiment, record),
         tuple(judged(claim, record) for claim in experiment.claims),
         FIGURES[name](record) if name in FIGURES else None,
         TABLES[name](record) if name in TABLES else None,
@@ -154,7 +226,9 @@ def _section(experiment: Experiment, record: Mapping[str, Any] | None) -> Sectio
 
 
 def _is_outdated(experiment: Experiment, record: Mapping[str, Any]) -> bool:
-    return bool(record["config"] != configuration(experiment, record["scale"]))
+    """Whether any of its parts has other settings now; parts that are new are only missing."""
+    now = configuration(experiment, record["scale"])
+    return any(each not in now for each in record["config"])
 
 
 def _borrows(record: Mapping[str, Any]) -> bool:
@@ -177,27 +251,24 @@ def _against(experiment: Experiment, record: Mapping[str, Any]) -> str:
     return f"; of ours {agree} of {len(known)} hold" if agree < len(known) else ""
 
 
-def unknown(found: Sequence[Section]) -> dict[str, list[Section]]:
-    """Experiments whose results leave something open, by what that is."""
-    return {
-        "not run, or not with the settings of now": [
-            each for each in found if each.record is None or each.outdated
-        ],
-        "shorter than in the paper": [
-            each for each in found if each.record and each.facts["scale"] != "paper"
-        ],
-        "of one seed": [each for each in found if each.facts["over"].startswith("1 seed")],
-        "with claims not tested": [each for each in found if "not tested" in each.verdict],
-    }
+def _rests(experiment: Experiment, record: Mapping[str, Any]) -> str:
+    """That it rests on one seed, or on less than the paper has, where it does."""
+    if record["scale"] == "smoke":
+        return ""
+    alone = _repeats(experiment, record).startswith("1 seed")
+    quick = record["scale"] == "quick"
+    found = [*(["one seed"] if alone else []), *(["quick"] if quick else [])]
+    return f"; {', '.join(found)}" if found else ""
 
 
-def write(results: Path, *, markdown: Path, html: Path) -> None:
+def write(results: Path, *, markdown: Path, html: Path, readme: Path | None = None) -> None:
     """Write what the experiments gave beside what the paper says, as two pages.
 
     Args:
         results: folder of ``<name>.json`` files; experiments that it lacks are named as not run.
         markdown: the page to write, with figures beside it, in ``figures/reproduction``.
         html: the same as one file, which holds its figures.
+        readme: what to write on how each experiment is run, and how long it takes; nothing if None.
 
     Raises:
         ResultError: if one of the files is not as ``python -m reproduction run`` writes it.
@@ -206,15 +277,19 @@ def write(results: Path, *, markdown: Path, html: Path) -> None:
     for section in found:
         if section.drawing is not None:
             save(section.drawing, markdown.parent / FIGURE_FOLDER, svg=False)
-    for target, template in ((markdown, "page.md.j2"), (html, "page.html.j2")):
+    pages = {markdown: "page.md.j2", html: "page.html.j2"}
+    if readme is not None:
+        pages[readme] = "readme.md.j2"
+    for target, template in pages.items():
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(_render(template, found, results), encoding="utf-8")
 
 
 def _render(template: str, found: list[Section], results: Path) -> str:
+    here = Path(__file__).parent
     environment = jinja2.Environment(
         autoescape=template.endswith(".html.j2"),
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader(here),
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
@@ -225,13 +300,20 @@ def _render(template: str, found: list[Section], results: Path) -> str:
     environment.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
     return environment.get_template(template).render(
         sections=found,
-        counted=Counter(section.plain_verdict for section in found),
-        unknown=unknown(found),
+        short=_in_short(found),
+        verdicts={"holds": HOLDS, "partly": PARTLY, "fails": FAILS},
+        counted=Counter(row.kind for section in found for row in section.claims),
+        kinds=KINDS,
         style=Markup((files("covary.report") / "page.css").read_text(encoding="utf-8")),
+        script=Markup((here / "page.js").read_text(encoding="utf-8")),
         folder=FIGURE_FOLDER,
         glossary=GLOSSARY,
         results=_place(results),
     )
+
+
+def _in_short(found: Sequence[Section]) -> InShort:
+    return summary((section.experiment, section.record) for section in found)
 
 
 def _place(results: Path) -> str:

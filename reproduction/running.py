@@ -56,7 +56,7 @@ def reproduce(
     # What was there says how parts that were not measured now were measured.
     partly = measured.parts < len(wanted) and (bool(only) or not overwrite)
     before = store.load(results, experiment.name) if partly else None
-    carried = store.carried(before, of_what)
+    carried = store.carried(before, of_what, experiment.earlier)
     trained = _trainings(before) if before and carried else {}
     sittings = store.sittings(before) if before and carried else []
     this = {**measured._asdict(), "seconds": round(elapsed, 1)}

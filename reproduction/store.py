@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -82,15 +82,18 @@ def check_complete(folder: Path, record: Mapping[str, Any], *, overwrite: bool) 
 
 
 def carried(
-    before: Mapping[str, Any] | None, now: Mapping[str, Any]
+    before: Mapping[str, Any] | None, now: Mapping[str, Any], earlier: Collection[int] = ()
 ) -> dict[tuple[str, int], dict[str, Any]]:
     """Parts of results, by label and seed, that those of now would have the same.
 
     Args:
         before: what a file has; None if there is none.
         now: the revision, scale and configuration that results are to be of.
+        earlier: revisions before whose parts are taken too.
     """
-    if before is None or any(before.get(key, 0) != now[key] for key in ("revision", "scale")):
+    if before is None or before["scale"] != now["scale"]:
+        return {}
+    if (before.get("revision") or 0) not in (now["revision"], *earlier):
         return {}
     same = [each["label"] for each in before["config"] if each in now["config"]]
     found = [part for part in before["parts"] if part["label"] in same]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reproduction.experiment import FAILS, PARTLY, Claim
+from reproduction.experiment import FAILS, PARTLY, UNDECIDED, Claim, Elsewhere, Number
 
 # What readers of the page may not know, or know otherwise.
 GLOSSARY = {
@@ -28,6 +28,9 @@ GLOSSARY = {
     "SMUC": "supervised mean, unsupervised covariance: gradients go through the mean alone.",
     "MSP, SE": "one minus the largest softmax probability, and the entropy of all of them.",
     "R^2": "of a straight line through epochs: the share of variance that it explains.",
+    "noise": "how far a number may be off by chance: half of its 95% interval over test samples, "
+    "by drawing them again (bootstrap), or over epochs. Behind +- where a claim is judged by it; "
+    "within noise: too close to its bound to tell.",
 }
 
 
@@ -38,6 +41,13 @@ def number(value: float | None) -> str:
     if value == 0 or 1e-3 <= abs(value) < 1e5:
         return f"{value:.4g}"
     return f"{value:.2e}"
+
+
+def with_noise(numbers: Sequence[Number]) -> str:
+    """The numbers, and the largest of their noises if they have any."""
+    noises = [each.noise for each in numbers if each.noise is not None and each.noise == each.noise]
+    said = spread([each.value for each in numbers])
+    return f"{said} +- {number(max(noises))}" if noises and said != "undefined" else said
 
 
 def spread(values: Sequence[float | None]) -> str:
@@ -79,30 +89,83 @@ def bounds(claim: Claim) -> str:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim beside what was measured, in words."""
+    """A claim beside what was measured, in words.
+
+    Attributes:
+        claim: what it is about.
+        says, counts, ours: the claim, its bounds and the measured numbers.
+        verdict: with how many parts agree, where they do not all.
+        rests: what the verdict rests on, where that is little: one seed, scale quick, noise that is
+            estimated.
+        why: the reason, where it does not hold or cannot be told.
+        command: what makes the results that it lacks to be judged.
+    """
 
     claim: Claim
     says: str
     counts: str
     ours: str
     verdict: str
+    rests: str
     why: str
+    command: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The verdict without numbers."""
+        return self.verdict.split(",")[0]
 
 
 def judged(claim: Claim, record: Mapping[str, Any]) -> Judged:
     """What results say of a claim, and why where it does not hold or cannot be told."""
-    scale, values = record["scale"], claim.values(record["parts"])
-    verdict, agreeing = claim.verdict(record), claim.agreeing(record["parts"])
+    scale, numbers = record["scale"], claim.numbers(record)
+    verdict, agreeing = claim.verdict(record), claim.decided(record).count(True)
     why = claim.why if verdict in (PARTLY, FAILS) and scale != "smoke" else ""
+    command = ""
     if scale in claim.untested:
         verdict, why = "not tested", claim.untested[scale]
+    elif verdict is None and not numbers and isinstance(claim.minus, Elsewhere):
+        command = _run(claim.minus, scale)
+        verdict, why = "not tested", "What it is to be compared with is not among the results."
     elif verdict is None:
-        verdict = "shown" if values else "not measured"
+        verdict = "shown" if numbers else "not measured"
     elif scale == "smoke":
         verdict = "not judged"
-    elif verdict == PARTLY or claim.majority or (verdict == FAILS and agreeing):
-        verdict = f"{verdict}, {agreeing} of {len(values)}"
-    return Judged(claim, said(claim), bounds(claim), spread(values), verdict, why)
+    elif verdict == PARTLY or claim.majority or (verdict in (FAILS, UNDECIDED) and agreeing):
+        verdict = f"{verdict}, {agreeing} of {len(numbers)}"
+    shown = with_noise(numbers) if claim.noise else spread([each.value for each in numbers])
+    judged_at_all = claim.verdict(record) is not None and scale != "smoke"
+    rests = _rests(claim, record) if judged_at_all else ""
+    return Judged(claim, said(claim), bounds(claim), shown, verdict, rests, why, command)
+
+
+def _run(needed: Elsewhere, scale: str) -> str:
+    only = f" --only {needed.label}" if needed.label else ""
+    return f"python -m reproduction run {needed.experiment} --scale {scale}{only}"
+
+
+def _rests(claim: Claim, record: Mapping[str, Any]) -> str:
+    """What is to be known of the numbers that a verdict rests on, where they are few or short."""
+    home = record["beside"][claim.of] if claim.of else record
+    found = _short(home, claim.parts(record))
+    if any(part["metrics"].get(f"{claim.metric}_estimated") for part in claim.parts(record)):
+        found.append("noise estimated")
+    if isinstance(claim.minus, Elsewhere):
+        name = claim.minus.experiment
+        found += [
+            f"{each} of {name}"
+            for each in _short(record["beside"][name], claim.others(record))
+            if each not in found
+        ]
+    return ", ".join(found)
+
+
+def _short(record: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Whether parts of results are of one seed, without splits of a set, and shorter than asked."""
+    labels = {part["label"] for part in parts}
+    config = [each["settings"] for each in record["config"] if each["label"] in labels]
+    alone = len({part["seed"] for part in parts}) == 1 and not any("splits" in s for s in config)
+    return [*(["one seed"] if alone else []), *(["quick"] if record["scale"] == "quick" else [])]
 
 
 def duration(seconds: float) -> str:

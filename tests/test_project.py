@@ -70,7 +70,7 @@ REPRODUCTION = [
     {"store", "words"},
     {"experiments"},
     {"catalogue", "measuring"},
-    {"figures", "running"},
+    {"figures", "reading", "running", "summary"},
     {"page"},
     {"cli"},
     {"__main__"},

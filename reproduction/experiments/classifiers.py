@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,10 +17,13 @@ from covary.runs.predictions import layer_names, some_of_each
 from covary.runs.samples import load_data
 from covary.uncertainty import metrics, scores
 from reproduction.experiment import Measured, Part
-from reproduction.experiments.statistics import groups, line, shares
+from reproduction.experiments import statistics
+from reproduction.experiments.statistics import TWO_SIDED, groups, line, shares
 from reproduction.workshop import Workshop
 
 _BATCH = 128
+# Test images of MNIST and of CIFAR-10: of results that do not say how many there were.
+_TESTED = 10_000
 Arrays = dict[str, np.ndarray]
 
 
@@ -28,8 +31,11 @@ def measure(part: Part, workshop: Workshop) -> Measured:
     """Accuracy and entropy after epochs whose weights were kept; entropies of layers at the end.
 
     Settings: ``network``; ``covariance`` of evaluation; ``samples`` whose hidden layers' entropies
-    are taken (half of them wrong, if there are so many), since wide layers are dear.
+    are taken (half of them wrong, if there are so many), since wide layers are dear. Of an ordinary
+    network, whose settings have ``plain`` alone, there is its accuracy.
     """
+    if "plain" in part.settings:
+        return _plain(part, workshop)
     found = watched(part.settings, part.seed, workshop)
     return Measured(found["metrics"], found["series"])
 
@@ -49,6 +55,114 @@ def measure_correlations(part: Part, workshop: Workshop) -> Measured:
         for key in ("accuracy", "separability", "auroc_entropy")
     }
     return Measured({**numbers, **drops(series)}, series)
+
+
+def _plain(part: Part, workshop: Workshop) -> Measured:
+    """Accuracy of an ordinary network on the test samples."""
+    run = workshop.trained(part.settings["plain"], part.seed)
+    config = run.config
+    dataset, _ = load_data(config.data, data_dir=workshop.data_dir, seed=config.training.seed)
+    net = run.network()
+    with torch.no_grad():
+        predicted = torch.cat(
+            [net(some).mean.argmax(1) for some in torch.split(dataset.x_test, _BATCH)]
+        )
+    return Measured({"accuracy_plain": float((predicted == dataset.y_test).double().mean())}, {})
+
+
+class Errors(NamedTuple):
+    """Separabilities of the layers, and how far they may be off by chance.
+
+    Attributes:
+        levels: (layers,) separabilities, NaN where they are not defined.
+        covariance: (layers, layers) of their errors.
+        estimated: whether it is only what the sizes of the two groups give: results from before it
+            was measured have no other. Layers are then taken as independent, so that differences
+            between them have more noise than they should.
+    """
+
+    levels: np.ndarray
+    covariance: np.ndarray
+    estimated: bool
+
+    @classmethod
+    def of(cls, series: Mapping[str, Any], settings: Mapping[str, Any]) -> Errors:
+        """As results have them, or estimated."""
+        levels = np.array(series["separability_by_layer"], dtype=float)
+        if "separability_covariance" in series:
+            return cls(levels, np.array(series["separability_covariance"], dtype=float), False)
+        wrong = min(_wrong(series), settings["samples"] // 2)
+        sizes = wrong, settings["samples"] - wrong
+        deviations = [statistics.deviation_by_sizes(level, sizes) for level in levels]
+        return cls(levels, np.diag(np.square(deviations)), True)
+
+    def falls(self) -> float:
+        """In how many pairs the later layer has less, beyond noise; NaN of fewer than two."""
+        known = np.isfinite(self.levels) & np.isfinite(self.covariance.diagonal())
+        if known.sum() < 2:
+            return math.nan
+        return statistics.falls(self.levels[known].tolist(), self.covariance[known][:, known])
+
+    def deviation(self) -> float:
+        """The standard deviation of the average over layers: the largest there is if estimated."""
+        if self.estimated:
+            return float(np.sqrt(self.covariance.diagonal()).mean())
+        return math.sqrt(max(0.0, float(self.covariance.mean())))
+
+
+def _wrong(series: Mapping[str, Any]) -> int:
+    """How many test samples a network has wrong at the end."""
+    share: float = 1 - series["accuracy"][-1]
+    tested: int = series.get("tested", _TESTED)
+    return round(share * tested)
+
+
+def derived(part: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, float]:
+    """Pairs of layers in the wrong order, and the noise of what claims compare."""
+    series, found = part["series"], part["metrics"]
+    if "separability_by_layer" not in series:  # of an ordinary network
+        return {}
+    errors = Errors.of(series, settings)
+    rise = statistics.deviation_of_difference(errors.covariance, -1, 0)
+    points = sum(value is not None for value in series["separability"])
+    correlation = math.nan if found["correlation"] is None else found["correlation"]
+    low, high = statistics.correlation_interval(correlation, points)
+    squared = found["r_squared_if_positive"]
+    return {
+        "layers_fallen": errors.falls(),
+        "layers_fallen_estimated": float(errors.estimated),
+        "separability_rise_noise": TWO_SIDED * rise,
+        "separability_rise_estimated": float(errors.estimated),
+        "correlation_noise": correlation - low,
+        "r_squared_if_positive_noise": high * abs(high) - (squared or 0.0),
+    }
+
+
+def derived_drops(part: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, float]:
+    """The noise of what is lower without correlations; that of accuracy from epoch to epoch."""
+    pair = [part["series"][name] for name in ("with", "without")]
+    errors = [Errors.of(part["series"][name], settings[name]) for name in ("with", "without")]
+    hidden = [math.sqrt(each.covariance[-2, -2]) for each in errors]
+    accuracy = np.subtract(*(np.array(each["accuracy"], dtype=float) for each in pair))
+    along = accuracy.std(ddof=1) / math.sqrt(len(accuracy)) if len(accuracy) > 1 else math.nan
+    estimated = float(any(each.estimated for each in errors))
+    layers = ("separability_drop_of_layers", "separability_drop_last_hidden")
+    return {
+        "separability_drop_noise": TWO_SIDED * math.hypot(*map(_output_deviation, pair)),
+        "separability_drop_of_layers_noise": TWO_SIDED
+        * math.hypot(*(each.deviation() for each in errors)),
+        "separability_drop_last_hidden_noise": TWO_SIDED * math.hypot(*hidden),
+        "accuracy_drop_on_the_way_noise": TWO_SIDED * float(along),
+        **{f"{name}_estimated": estimated for name in layers},
+    }
+
+
+def _output_deviation(series: Mapping[str, Any]) -> float:
+    """Of the separability at the output, over all test samples."""
+    found, wrong = series["last_two"]["output"], _wrong(series)
+    sizes = wrong, series.get("tested", _TESTED) - wrong
+    shares = found["shares"]
+    return statistics.deviation_by_shares(found["edges"], shares["wrong"], shares["right"], sizes)
 
 
 def drops(series: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
@@ -107,6 +221,9 @@ def _through_training(
     }
     fit = line(curves["accuracy"], curves["separability"])
     levels = list(separability.values())
+    spreads = statistics.resampled_separabilities(
+        np.stack(list(by_layer.values()), 1), wrong[rows], seed=seed
+    )
     return {
         "metrics": {
             "accuracy": curves["accuracy"][-1],
@@ -127,8 +244,10 @@ def _through_training(
         "series": {
             "epochs": list(epochs),
             **curves,
+            "tested": len(y),
             "layers": list(separability),
             "separability_by_layer": levels,
+            "separability_covariance": spreads.tolist(),
             "fit": [fit.slope, fit.intercept],
             "last_two": {
                 name: shares(found[key], wrong)

@@ -66,7 +66,11 @@ def _shown(arrays: Mapping[str, np.ndarray], output: str) -> dict[str, Any]:
     return {
         "input": arrays["input"][0].squeeze().round().astype(int).tolist(),
         "times": arrays["times"][::step].tolist(),
-        "trace": arrays[f"{output}/trace"][::step].T.tolist(),
+        "trace_by_layer": {
+            key.removesuffix("/trace"): values[::step].T.tolist()
+            for key, values in arrays.items()
+            if key.endswith("/trace")
+        },
         **{key: arrays[f"{output}/{key}"][0].tolist() for key in ("mean", "variance")},
         "covariance": arrays["output/covariance"].tolist(),
         "in_time": {
@@ -253,7 +257,8 @@ def _experiment(activation: str, parts: Callable[[str], Sequence[Part]], **more:
         about=f"{_NETWORKS.format(activation=activation)} {_IN_TIME}",
         measure=measure,
         parts=by_scale(parts),
-        revision=1,
+        revision=2,
+        earlier={1: "of the network in time, figure b shows the output alone"},
         **more,
     )
 

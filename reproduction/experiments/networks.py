@@ -88,6 +88,13 @@ def cifar10(scale: str, activation: str, covariance: str, *, head: bool = False)
     )
 
 
+def plain_cifar10(scale: str) -> Network:
+    """The mixed network without noise: an ordinary one."""
+    network = cifar10(scale, "relu", "diagonal")
+    settings = {**network.settings, "noise": (0.0,)}
+    return replace(network, name="cifar10-relu-noise-0", settings=settings)
+
+
 def plain(scale: str) -> Network:
     """The ordinary ReLU network of the same widths: without noise there is no variance."""
     return mnist(scale, "relu", "diagonal", noise=0.0)

@@ -17,7 +17,7 @@ from covary.runs.samples import load_data
 from covary.uncertainty import metrics
 from reproduction.experiment import Measured, Part
 from reproduction.experiments.classifiers import Arrays, outputs
-from reproduction.experiments.statistics import histograms
+from reproduction.experiments.statistics import TWO_SIDED, deviation_by_shares, histograms
 from reproduction.workshop import Workshop
 
 # The paper's three indicators, each higher where the network is less sure: entropy of the output's
@@ -76,3 +76,16 @@ def _told_apart(run: Run, settings: Mapping[str, Any], workshop: Workshop) -> di
 
 def _groups(test: Arrays, other: Arrays, wrong: np.ndarray, key: str) -> Arrays:
     return {"right": test[key][~wrong], "wrong": test[key][wrong], "foreign": other[key]}
+
+
+def derived(part: Mapping[str, Any], _settings: Mapping[str, Any]) -> dict[str, float]:
+    """The noise of each separability, by the histograms of the two groups."""
+    series, found = part["series"], {}
+    for name, histogram in series["histograms"].items():
+        for pair, groups in PAIRS.items():
+            sizes = (series["samples"][groups[0]], series["samples"][groups[1]])
+            shares = [histogram["shares"][group] for group in groups]
+            found[f"separability_{pair}_{name}_noise"] = TWO_SIDED * deviation_by_shares(
+                histogram["edges"], shares[0], shares[1], sizes
+            )
+    return found

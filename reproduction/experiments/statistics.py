@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +15,9 @@ Floats = np.ndarray
 _BINS = 50
 # Values beyond these quantiles of all would leave the rest in a few bins.
 _RANGE = (0.002, 0.998)
+# Of 95% intervals: standard deviations to each side.
+TWO_SIDED = NormalDist().inv_cdf(0.975)
+_DRAWS = 1000
 
 
 class Line(NamedTuple):
@@ -73,3 +78,121 @@ def histograms(by_group: dict[str, Floats]) -> dict[str, Any]:
         "edges": edges.tolist(),
         "shares": {name: values.tolist() for name, values in counted.items()},
     }
+
+
+def resampled_separabilities(
+    values: Floats, higher: Floats, *, seed: int, draws: int = _DRAWS
+) -> Floats:
+    """Covariance (k, k) of k separabilities of the same samples, by the bootstrap.
+
+    The samples of either group are drawn again with replacement, the same ones for all k, so that
+    what separabilities have in common cancels in their differences. NaN if a group has fewer than
+    two samples, or one of the k no spread.
+
+    Args:
+        values: (n, k) of n samples; infinite ones are left out, as ``metrics.separability`` does.
+        higher: (n,) which samples are of the group that is expected to be higher.
+        seed: of the draws.
+        draws: how many times.
+    """
+    if min(higher.sum(), (~higher).sum()) < 2:
+        return np.full((values.shape[1],) * 2, math.nan)
+    generator = np.random.default_rng(seed)
+    means, variances = [], []
+    for group in (values[higher], values[~higher]):
+        known = np.isfinite(group)
+        centre = np.where(known, group, 0.0).sum(0) / np.maximum(1, known.sum(0))
+        moved = np.where(known, group - centre, 0.0)  # squares of large numbers would cancel
+        count = len(group)
+        times = generator.multinomial(count, np.full(count, 1 / count), draws).astype(np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean = times @ moved / (times @ known)
+            variances.append(times @ moved**2 / (times @ known) - mean**2)
+        means.append(mean + centre)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        drawn = (means[0] - means[1]) / np.sqrt(variances[0] + variances[1])
+        return np.atleast_2d(np.cov(drawn, rowvar=False))
+
+
+def deviation_by_sizes(separability: float, sizes: tuple[int, int]) -> float:
+    """The standard deviation of a separability, of groups whose sizes alone are known.
+
+    To first order, as if both groups were Gaussian with the same variance. NaN without two
+    samples in each.
+    """
+    if min(sizes) < 2:
+        return math.nan
+    means = sum(1 / size for size in sizes) / 2
+    variances = separability**2 / 8 * sum(1 / (size - 1) for size in sizes)
+    return math.sqrt(means + variances)
+
+
+def deviation_by_shares(
+    edges: Sequence[float], higher: Sequence[float], lower: Sequence[float], sizes: tuple[int, int]
+) -> float:
+    """The standard deviation of a separability of groups that are known as histograms.
+
+    To first order in the errors of means and variances (the delta method), whose own variances and
+    covariances are those of the histograms. NaN where they are empty or without spread.
+
+    Args:
+        edges: (b + 1,) of the bins.
+        higher, lower: (b,) shares of either group.
+        sizes: how many samples each of them has.
+    """
+    if not len(edges) or min(sizes) < 2:
+        return math.nan
+    centre = (np.asarray(edges)[:-1] + np.asarray(edges)[1:]) / 2
+    groups = [_moments(centre, np.asarray(each)) for each in (higher, lower)]
+    gap, spread = groups[0][0] - groups[1][0], groups[0][1] + groups[1][1]
+    if spread <= 0:
+        return math.nan
+    total = 0.0
+    for sign, (_, variance, third, fourth), size in zip((1, -1), groups, sizes, strict=True):
+        by_mean, by_variance = sign / math.sqrt(spread), -gap / (2 * spread**1.5)
+        total += by_mean**2 * variance / size
+        total += by_variance**2 * (fourth - variance**2) / size
+        total += 2 * by_mean * by_variance * third / size
+    return math.sqrt(max(total, 0.0))
+
+
+def _moments(values: Floats, shares: Floats) -> tuple[float, float, float, float]:
+    """Mean and the second to fourth central moments of numbers with these shares."""
+    mean = float(values @ shares / shares.sum())
+    second, third, fourth = (
+        float((values - mean) ** power @ shares / shares.sum()) for power in (2, 3, 4)
+    )
+    return mean, second, third, fourth
+
+
+def falls(levels: Sequence[float], covariance: Floats) -> int:
+    """How many pairs of levels are in the wrong order, the later one lower, beyond their noise.
+
+    All pairs are looked at, so that a slow fall is seen too. The intervals of all of them together
+    have 95% (Bonferroni), or some of many pairs would be out of order by chance.
+
+    Args:
+        levels: (k,) in the order in which they should not fall.
+        covariance: (k, k) of their errors.
+    """
+    pairs = list(itertools.combinations(range(len(levels)), 2))
+    bound = NormalDist().inv_cdf(1 - 0.025 / max(1, len(pairs)))
+    return sum(
+        levels[j] - levels[i] < -bound * deviation_of_difference(covariance, i, j) for i, j in pairs
+    )
+
+
+def deviation_of_difference(covariance: Floats, i: int, j: int) -> float:
+    """The standard deviation of the difference of two numbers, by the covariance of errors."""
+    return math.sqrt(max(0.0, covariance[i, i] + covariance[j, j] - 2 * covariance[i, j]))
+
+
+def correlation_interval(correlation: float, count: int) -> tuple[float, float]:
+    """A 95% interval of a correlation over so many points (Fisher), as if they were independent.
+
+    NaN for three points or fewer.
+    """
+    if count <= 3 or not abs(correlation) < 1:
+        return math.nan, math.nan
+    middle, reach = math.atanh(correlation), TWO_SIDED / math.sqrt(count - 3)
+    return math.tanh(middle - reach), math.tanh(middle + reach)

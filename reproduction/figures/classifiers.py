@@ -11,6 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from covary.report.drawing import BLUE, ORANGE, PURPLE, SLATE, TEAL, Drawing, legend_inside, swatch
+from reproduction.experiments.classifiers import Errors
+from reproduction.experiments.statistics import TWO_SIDED
 from reproduction.figures.layout import Record, composed, letter, panels
 
 RIGHT, WRONG = TEAL, ORANGE
@@ -21,11 +23,12 @@ _MARKERS = "os^Dv<>"
 @composed
 def four_panels(record: Record) -> Drawing:
     """Accuracy and entropy; the last two layers; separability by layer, and against accuracy."""
-    parts = record["parts"]
+    # Of ordinary networks there is the accuracy alone.
+    parts = [part for part in record["parts"] if "epochs" in part["series"]]
     figure, (top, last, layers, against) = panels(2, 2, height=5.8)
     _training(top, parts)
     _last_two(last, parts[0])
-    _by_layer(layers, parts)
+    _by_layer(layers, parts, _settings(record))
     _against_accuracy(against, parts)
     groups = [
         swatch("right predictions", RIGHT, "", "s"),
@@ -43,9 +46,9 @@ def four_panels(record: Record) -> Drawing:
         f"output for right and wrong predictions ({_named(parts[0])}; bands reach half a standard "
         "deviation over inputs to each side). b: entropy in the last two layers of that network at "
         "the end; first and last bins have also what is beyond. "
-        "c: separability of wrong from right predictions by layer. d: separability at the output "
-        "against accuracy, one point for each epoch that was looked at, with lines of regression; "
-        "markers are seeds.",
+        "c: separability of wrong from right predictions by layer, with 95% intervals over test "
+        f"samples{_estimated(parts)}. d: separability at the output against accuracy, one point "
+        "for each epoch that was looked at, with lines of regression; markers are seeds.",
         figure=figure,
     )
 
@@ -106,17 +109,38 @@ def _last_two(axes: Axes, part: Record) -> None:
     axes.set_xlabel("entropy, in deviations of right predictions")
 
 
-def _by_layer(axes: Axes, parts: Sequence[Record]) -> None:
+def _by_layer(axes: Axes, parts: Sequence[Record], settings: Mapping[str, Record]) -> None:
     letter(axes, "c", "separability by layer")
-    for part, colour in zip(parts, _cycled(parts), strict=True):
-        values = part["series"]["separability_by_layer"]
-        places = range(1, len(values) + 1)
-        axes.plot(places, values, color=colour, marker=_marker(part), ms=3.5, lw=1.2)
+    for place, (part, colour) in enumerate(zip(parts, _cycled(parts), strict=True)):
+        style = {"color": colour, "marker": _marker(part), "lw": 1.2}
+        shift = 0.05 * (place - (len(parts) - 1) / 2)
+        _with_errors(axes, part["series"], settings[part["label"]], shift, style)
     count = len(parts[0]["series"]["layers"])
     axes.set_xticks(range(1, count + 1), [*map(str, range(1, count)), "output"])
     axes.axhline(0, color=SLATE, lw=0.7)
     axes.set_xlabel("layer")
     axes.set_ylabel("separability of wrong from right")
+
+
+def _with_errors(
+    axes: Axes, series: Record, settings: Record, shift: float, style: Mapping[str, Any]
+) -> None:
+    """Separabilities of layers with 95% intervals, a little to one side of others."""
+    errors = Errors.of(series, settings)
+    reach = TWO_SIDED * np.sqrt(errors.covariance.diagonal())
+    places = np.arange(1, len(errors.levels) + 1) + shift
+    axes.errorbar(places, errors.levels, reach, ms=3.5, elinewidth=0.7, capsize=1.5, **style)
+
+
+def _settings(record: Record) -> dict[str, Record]:
+    """By label, as the results were made with."""
+    return {each["label"]: each["settings"] for each in record["config"]}
+
+
+def _estimated(parts: Sequence[Record]) -> str:
+    """What is to be said of intervals of results that have none of their own."""
+    bare = any("separability_covariance" not in part["series"] for part in parts)
+    return " (estimated from the numbers of right and wrong ones)" if bare else ""
 
 
 def _against_accuracy(axes: Axes, parts: Sequence[Record]) -> None:
@@ -190,14 +214,15 @@ def with_and_without(record: Record) -> Drawing:
     letter(accuracy, "a", "accuracy through training")
     letter(separability, "b", "separability by layer")
     kinds = {"with": BLUE, "without": ORANGE}
-    for part in record["parts"]:
+    settings = _settings(record)
+    for place, part in enumerate(record["parts"]):
         style: dict[str, Any] = {"ls": _dash(part["label"]), "lw": 1.1}
-        for kind, colour in kinds.items():
+        for (kind, colour), side in zip(kinds.items(), (-1, 1), strict=True):
             series = part["series"][kind]
             accuracy.plot(series["epochs"], series["accuracy"], color=colour, **style)
-            values = series["separability_by_layer"]
-            places = range(1, len(values) + 1)
-            separability.plot(places, values, color=colour, marker=_marker(part), ms=3.5, **style)
+            marked = {**style, "color": colour, "marker": _marker(part)}
+            shift = 0.03 * side * (2 * place + 1)
+            _with_errors(separability, series, settings[part["label"]][kind], shift, marked)
     count = len(series["layers"])
     separability.set_xticks(range(1, count + 1), [*map(str, range(1, count)), "output"])
     separability.set_xlabel("layer")
@@ -216,8 +241,9 @@ def with_and_without(record: Record) -> Drawing:
         f"{_range(numbers, 'accuracy_with')}; separability is "
         f"{_range(numbers, 'separability_without')} and {_range(numbers, 'separability_with')}.",
         caption="a: test accuracy through training. b: separability of wrong from right "
-        "predictions by layer, at the end; markers are seeds."
-        + (" Dashed: label shared." if "shared" in labels else ""),
+        "predictions by layer, at the end, with 95% intervals over test samples"
+        f"{_estimated([{'series': part['series']['with']} for part in record['parts']])}; "
+        "markers are seeds." + (" Dashed: label shared." if "shared" in labels else ""),
         figure=figure,
     )
 

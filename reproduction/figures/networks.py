@@ -51,8 +51,9 @@ _BARS = {"entropy": BLUE, "msp": AMBER, "se": SLATE}
 
 @composed
 def out_of_distribution(record: Record) -> Drawing:
-    """Distributions of three indicators, their separabilities and AUROC."""
+    """Distributions of three indicators, their separabilities and AUROC; entropy under attack."""
     ours, theirs = _parted(record)
+    attacked = record.get("beside", {}).get("fgsm")
     shown = {"a  distributions": ours, "a  the authors' network": theirs}
     rows = {title: parts[0] for title, parts in shown.items() if parts}
     figure, axes = panels(1 + len(rows), 3, height=2.6 * (1 + len(rows)))
@@ -60,19 +61,26 @@ def out_of_distribution(record: Record) -> Drawing:
         for place, (name, words) in enumerate(_INDICATORS.items()):
             _distribution(axes[3 * row + place], part["series"]["histograms"][name], words)
         letter(axes[3 * row], "", title)
-    separability, auroc, legend = axes[-3:]
-    letter(separability, "b", "separability")
+    separability, auroc, last = axes[-3:]
+    letter(separability, "" if attacked else "b", "separability")
     letter(auroc, "", "AUROC (ours)")
     _bars(separability, ours, theirs, "separability", "separability")
     _bars(auroc, ours, theirs, "auroc", "AUROC")
     auroc.axhline(0.5, color=SLATE, lw=0.8, ls=":")
-    legend.axis("off")
-    groups = [swatch(f"{name} (a)", colour) for name, colour in _GROUPS.items()]
-    bars = [swatch(f"{_SHORT[name]} (b)", colour, "", "s") for name, colour in _BARS.items()]
-    diamond = [swatch("the authors' (b)", INK, "", "D")] if theirs else []
+    groups = [swatch(f"{name} (above)", colour) for name, colour in _GROUPS.items()]
+    bars = [swatch(f"{_SHORT[name]} (below)", colour, "", "s") for name, colour in _BARS.items()]
+    diamond = [swatch("the authors' (below)", INK, "", "D")] if theirs else []
+    if attacked:
+        letter(last, "b", "entropy under attack")
+        _boxes(last, _parted(attacked)[0][0]["series"])
+        last.tick_params(axis="x", labelsize=7)
+        columns = [each for pair in zip(groups, bars, strict=True) for each in pair]
+        figure.legend(handles=[*columns, *diamond], loc="outside lower center", ncols=3)
+    else:
+        last.axis("off")
+        last.legend(handles=[*groups, *bars, *diamond], loc="center left")
     beside = ", and below it the one whose weights the authors published" if theirs and ours else ""
     diamonds = ", diamonds the authors'" if theirs else ""
-    legend.legend(handles=[*groups, *bars, *diamond], loc="center left")
     first = (ours or theirs)[0]["metrics"]
     return Drawing(
         name=record["experiment"],
@@ -84,9 +92,10 @@ def out_of_distribution(record: Record) -> Drawing:
         + ".",
         caption="a: distributions of the three indicators over right and wrong predictions and "
         f"OOD inputs (first network{beside}); first and last bins have also what is beyond. "
-        "b: separability of pairs of these groups, and AUROC; bars are averages over networks, "
-        f"points are networks{diamonds}. Above 0 (0.5 for AUROC), the first of the two groups is "
-        "the less certain one.",
+        f"{'Below' if attacked else 'b'}: separability of pairs of these groups, and AUROC; bars "
+        f"are averages over networks, points are networks{diamonds}. Above 0 (0.5 for AUROC), the "
+        "first of the two groups is the less certain one."
+        f"{_UNDER_ATTACK if attacked else ''}",
         figure=figure,
     )
 
@@ -126,6 +135,33 @@ def _parted(record: Record) -> tuple[list[Record], list[Record]]:
     return [part for part in record["parts"] if part not in theirs], theirs
 
 
+# Of the figure of shared covariances, whose panel b is of the networks that were attacked.
+_UNDER_ATTACK = (
+    " b: entropy of the output of a Heaviside network under attack by FGSM, against epsilon (first "
+    "seed of fgsm); box: quartiles, whiskers: 5% and 95%, orange: median."
+)
+
+
+def _boxes(axes: Axes, series: Record) -> None:
+    """Quantiles of the entropy at each epsilon."""
+    keys = ("whislo", "q1", "med", "q3", "whishi")
+    boxes = [
+        {**dict(zip(keys, box, strict=True)), "label": f"{epsilon:g}"}
+        for epsilon, box in zip(series["epsilons"], series["entropy"], strict=True)
+        if None not in box
+    ]
+    axes.bxp(
+        boxes,
+        showfliers=False,
+        medianprops={"color": ORANGE},
+        boxprops={"color": BLUE},
+        whiskerprops={"color": SLATE},
+        capprops={"color": SLATE},
+    )
+    axes.set_xlabel("epsilon")
+    axes.set_ylabel("entropy (nats)")
+
+
 _LINES = {
     "relu ann": ("ReLU ANN", SLATE, "-"),
     "heaviside mnn": ("Heaviside MNN", BLUE, "-"),
@@ -147,7 +183,7 @@ def attacks(record: Record) -> Drawing:
         letter(accuracy, "ce"[row], f"accuracy under FGSM{title}")
         letter(entropy, "df"[row], "entropy of the Heaviside MNN")
         _accuracies(accuracy, parts)
-        _entropies(entropy, parts[0]["series"])
+        _boxes(entropy, parts[0]["series"])
     there = {
         key for parts in shown.values() for part in parts for key in part["series"]["accuracy"]
     }
@@ -180,25 +216,6 @@ def _accuracies(axes: Axes, parts: Sequence[Record]) -> None:
     axes.set_ylabel("test accuracy")
 
 
-def _entropies(axes: Axes, series: Record) -> None:
-    keys = ("whislo", "q1", "med", "q3", "whishi")
-    boxes = [
-        {**dict(zip(keys, box, strict=True)), "label": f"{epsilon:g}"}
-        for epsilon, box in zip(series["epsilons"], series["entropy"], strict=True)
-        if None not in box
-    ]
-    axes.bxp(
-        boxes,
-        showfliers=False,
-        medianprops={"color": ORANGE},
-        boxprops={"color": BLUE},
-        whiskerprops={"color": SLATE},
-        capprops={"color": SLATE},
-    )
-    axes.set_xlabel("epsilon")
-    axes.set_ylabel("entropy (nats)")
-
-
 @composed
 def stochastic(record: Record) -> Drawing:
     """The input, the network in time, and moments beside what was sampled."""
@@ -206,20 +223,25 @@ def stochastic(record: Record) -> Drawing:
     shown = next((part for part in parts if part["label"] == AUTHORS), parts[0])
     others = [part for part in parts if part["label"] == "" and part is not shown]
     series = shown["series"]
-    rows = 4 if others else 3
-    figure = blank(height=2.45 * rows)
-    grid = GridSpec(rows, 6, figure=figure)
+    # Results from before layers were kept have the output alone.
+    layers = list(series.get("trace_by_layer", {}).values())
+    rows, first_row = (4 if others else 3), 1.3 if layers else 1.0
+    figure = blank(height=2.45 * rows + (0.6 if layers else 0))
+    grid = GridSpec(rows, 6, figure=figure, height_ratios=[first_row, *[1.0] * (rows - 1)])
     image = figure.add_subplot(grid[0, :2])
     letter(image, "a", "input")
     image.imshow(np.array(series["input"]), cmap="gray_r")
     image.set_anchor("NW")  # its title is in line with the next one
     image.set_axis_off()
     trace = figure.add_subplot(grid[0, 2:])
-    letter(trace, "b", "output in time")
-    for values, colour in zip(series["trace"], cycle(_TRACES), strict=False):
-        trace.plot(series["times"], values, color=colour, lw=0.9)
+    letter(trace, "b", "layers in time" if layers else "output in time")
+    if layers:
+        _in_time(trace, layers, series["times"])
+    else:
+        for values, colour in zip(series["trace"], cycle(_TRACES), strict=False):
+            trace.plot(series["times"], values, color=colour, lw=0.9)
+        trace.set_ylabel("state")
     trace.set_xlabel("time (time constants)")
-    trace.set_ylabel("state")
     means, variances = (figure.add_subplot(grid[1, i : i + 3]) for i in (0, 3))
     letter(means, "c", "mean, variance")
     _moments(means, "mean", series, BLUE)
@@ -236,7 +258,7 @@ def stochastic(record: Record) -> Drawing:
         f"covariance {first['covariance_error_steady']:.2g} against the steady state, "
         f"{first['covariance_error_ou-0']:.2g} against the network in time whose layers follow at "
         f"once, {first['covariance_error_ou-1']:.2g} against that of equal time constants.",
-        caption=f"a: a test digit. b: the six outputs that vary most of {whose} in time with "
+        caption=f"a: a test digit. b: {_SHOWN[bool(layers)]} of {whose} in time with "
         "equal time constants, Eq. (stoc_network), for a while. c: mean and variance of each "
         "output, moments against the network in time (Euler-Maruyama): filled if layers follow at "
         "once, hollow with equal time constants. d: covariance of the output by moments and by the "
@@ -244,6 +266,25 @@ def stochastic(record: Record) -> Drawing:
         + (" e: the same of ours with six layers (first of those)." if others else ""),
         figure=figure,
     )
+
+
+_SHOWN = {
+    True: "every layer, the six units of each that vary most, on a scale of its own,",
+    False: "the six outputs that vary most",
+}
+
+
+def _in_time(axes: Axes, traces: Sequence[Any], times: Sequence[float]) -> None:
+    """The units of each layer, layers above one another, each on a scale of its own."""
+    for place, found in enumerate(reversed(traces)):
+        states = np.array(found, dtype=float)
+        low, span = states.min(), float(np.ptp(states)) or 1.0
+        for values, colour in zip((states - low) / span, cycle(_TRACES), strict=False):
+            axes.plot(times, place + 0.8 * values, color=colour, lw=0.7)
+    names = ["output", *map(str, range(len(traces) - 1, 0, -1))]
+    axes.set_yticks(range(len(traces)), names, va="bottom")
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylabel("layer")
 
 
 _TRACES = (BLUE, ORANGE, TEAL, PURPLE, AMBER, SLATE)

@@ -10,7 +10,16 @@ import pytest
 
 from reproduction import words
 from reproduction.catalogue import EXPERIMENTS
-from reproduction.experiment import FAILS, HOLDS, PARTLY, SCALES, Claim, Measured, overall
+from reproduction.experiment import (
+    FAILS,
+    HOLDS,
+    PARTLY,
+    SCALES,
+    UNDECIDED,
+    Claim,
+    Measured,
+    overall,
+)
 from reproduction.figures import FIGURES, TABLES
 from reproduction.running import reproduce
 from reproduction.workshop import Workshop
@@ -34,7 +43,7 @@ def test_a_claim_holds_in_all_parts_in_half_of_them_or_not(tmp_path, label, leas
     claim = Claim(says="", metric="number", label=label, least=least, most=most)
     assert claim.verdict(record) == verdict
     judged = words.judged(claim, record)
-    agreeing = sum(claim.agrees(value) for value in claim.values(record["parts"]))
+    agreeing = sum(claim.agrees(value) for value in claim.values(record))
     assert (f", {agreeing} of" in judged.verdict) == (agreeing > 0 and verdict != "holds")
     undecided = replace(claim, untested={"quick": "It is too dark.", "paper": ""})
     assert undecided.verdict(record) is None
@@ -58,6 +67,12 @@ def test_a_claim_about_most_cases_needs_more_than_half_of_them(tmp_path, least, 
         ([PARTLY, PARTLY], PARTLY),
         ([PARTLY, FAILS], FAILS),
         ([HOLDS, FAILS, FAILS], FAILS),
+        ([HOLDS, UNDECIDED], HOLDS),
+        ([HOLDS, PARTLY, UNDECIDED], PARTLY),
+        ([HOLDS, UNDECIDED, UNDECIDED], UNDECIDED),
+        ([HOLDS, FAILS, UNDECIDED], UNDECIDED),
+        ([FAILS, FAILS, UNDECIDED], FAILS),
+        ([UNDECIDED], UNDECIDED),
         ([], None),
     ],
 )
@@ -91,13 +106,14 @@ def test_a_claim_may_be_about_a_difference():
         {"label": "small", "metrics": {"ours": 3.0, "theirs": 1.0, "others": -4.0}},
         {"label": "large", "metrics": {"ours": 3.0, "theirs": None, "others": 0.0}},
     ]
+    record = {"scale": "quick", "parts": parts}
     of_two = Claim(says="", metric="ours", minus="theirs", least=2.0)
-    assert of_two.values(parts) == [2.0, None]
-    assert of_two.verdict({"scale": "quick", "parts": parts}) == "holds partly"
+    assert of_two.values(record) == [2.0, None]
+    assert of_two.verdict(record) == "holds partly"
     of_largest = Claim(says="", metric="ours", minus=("theirs", "others"), least=0.0)
-    assert of_largest.values(parts) == [2.0, None]
+    assert of_largest.values(record) == [2.0, None]
     by_label = Claim(says="", metric="ours", minus={"small": 2.5, "large": 4.0}, least=0.0)
-    assert by_label.values(parts) == [0.5, -1.0]
+    assert by_label.values(record) == [0.5, -1.0]
 
 
 def test_a_claim_that_cannot_fail_is_none():

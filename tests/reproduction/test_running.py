@@ -51,7 +51,7 @@ def test_what_was_measured_in_another_way_is_measured_again(tmp_path):
     later = replace(otherwise, revision=1)
     record = reproduce(later, "quick", workshop(tmp_path), results=tmp_path)
     assert {part["metrics"]["number"] for part in record["parts"]} == {0.0}
-    assert page._section(later, record).verdict == "does not hold"
+    assert page._section(later, record).verdict == "does not hold; quick"
     assert page._section(otherwise, record).verdict == "measured in another way before"
 
 

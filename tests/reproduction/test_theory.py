@@ -45,7 +45,7 @@ def test_rows_run_and_have_figures(row, tmp_path):
     labels = {part.label for part in row.parts["paper"]}
     for claim in row.claims:
         assert set(claim.labels) <= labels
-        assert claim.values(record["parts"]) or claim.label == "constant", claim.metric
+        assert claim.values(record) or claim.label == "constant", claim.metric
     drawing = FIGURES[row.name](record)
     assert drawing.name == row.name
     assert drawing.caption.endswith(".")
