@@ -97,8 +97,8 @@ class Section:
 
 def _repeats(experiment: Experiment, record: Mapping[str, Any]) -> str:
     """Over what the numbers that claims are about vary: seeds, or splits of a set."""
-    splits = {each["settings"].get("splits", 0) for each in record["config"]}
-    if max(splits, default=0):
+    splits = {count for each in record["config"] if (count := each["settings"].get("splits", 0))}
+    if splits:
         return " to ".join(map(str, sorted({min(splits), max(splits)}))) + " splits"
     counted = [claim.labels for claim in experiment.claims if not claim.ours]
     labels = {label for each in counted for label in each}

@@ -7,7 +7,15 @@ from pathlib import Path
 
 from covary.report import drawing
 from covary.report.drawing import Drawing
-from reproduction.figures import classifiers, images, mechanism, networks, theory, uci
+from reproduction.figures import (
+    classifiers,
+    images,
+    mechanism,
+    networks,
+    supervision,
+    theory,
+    uci,
+)
 from reproduction.figures.layout import Record, ShownTable
 
 __all__ = ["FIGURES", "TABLES", "draw"]
@@ -19,8 +27,13 @@ FIGURES: dict[str, Callable[[Record], Drawing]] = {
     **theory.FIGURES,
     **images.FIGURES,
     **uci.FIGURES,
+    **supervision.FIGURES,
 }
-TABLES: dict[str, Callable[[Record], ShownTable]] = {**images.TABLES, **uci.TABLES}
+TABLES: dict[str, Callable[[Record], ShownTable]] = {
+    **images.TABLES,
+    **uci.TABLES,
+    **supervision.TABLES,
+}
 
 
 def draw(record: Record, folder: Path) -> Path | None:
