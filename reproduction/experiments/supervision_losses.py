@@ -27,6 +27,10 @@ from covary.uncertainty.calibration import VarianceCalibration
 from reproduction.experiments.supervision import ELBO, LIKELIHOOD, SUPERVISED, TRACE
 from reproduction.experiments.uci_training import Stack
 
+# So many times faster than weights the logarithm of the targets' noise is trained: Adam moves each
+# parameter by about the learning rate, and there are a thousand steps for several units of it.
+_FASTER = 10.0
+
 
 def expected_square(gap: Tensor, variance: Tensor) -> Tensor:
     """E (o - y)^2 = (m - y)^2 + C_ii for o ~ N(m, C), target by target; Eq. mean_cov_super."""
@@ -66,7 +70,8 @@ class RegressionBound(nn.Module):
     """(x, y) -> the variational loss of a regression, for each sample; Eq. vi_loss.
 
     Targets are N(o, s^2) around the network's random output o, and the logarithm of s is trained:
-    (|m - y|^2 + tr C) / (2 s^2) + log s + log(2 pi) / 2, and KL over the number of samples.
+    (|m - y|^2 + tr C) / (2 s^2) + log s + log(2 pi) / 2, and KL over the number of samples. The
+    parameter is a tenth of that logarithm.
 
     Args:
         net: gives Moments of one target.
@@ -78,14 +83,15 @@ class RegressionBound(nn.Module):
     def __init__(self, net: nn.Module, samples: int) -> None:
         super().__init__()
         self.net, self.samples = net, samples
-        self.log_noise = nn.Parameter(torch.zeros(()))
+        self.slow_log_noise = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and mean absolute error, scalars, of inputs (B, n) and targets (B, 1)."""
         with supervise_covariance():
             out = self.net(x)
             gap = out.mean - y
-            loss = expected_surprise(gap, out.variance, self.log_noise).mean()
+            log_noise = _FASTER * self.slow_log_noise
+            loss = expected_surprise(gap, out.variance, log_noise).mean()
         divergence = sum(map(bias_divergence, hidden_biases(self.net)), torch.zeros(()))
         return loss + divergence / self.samples, gap.detach().abs().mean()
 
@@ -162,7 +168,7 @@ class SupervisedStack(Stack):
             raise ValueError("SupervisedStack takes one hidden layer, one target and a SMSC loss.")
         self.loss, self.samples = loss, samples
         if loss == ELBO:
-            self.log_noise = nn.Parameter(torch.zeros(len(nets), 1, 1))
+            self.slow_log_noise = nn.Parameter(torch.zeros(len(nets), 1, 1))
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Sum of the networks' losses, and mean absolute error; of (B, R, ...)."""
@@ -182,7 +188,7 @@ class SupervisedStack(Stack):
             )
         else:
             divergence = bias_divergence(self.biases[0]) / self.samples
-            each = expected_surprise(gap, variance, self.log_noise)
+            each = expected_surprise(gap, variance, _FASTER * self.slow_log_noise)
             return each.mean((1, 2)).sum() + divergence, gap.detach().abs().mean()
         return each.mean((1, 2)).sum(), gap.detach().abs().mean()
 
@@ -204,7 +210,7 @@ class SupervisedStack(Stack):
         nets = super().unstack()
         if self.loss != ELBO:
             return nets
-        variances = (2 * self.log_noise.detach()).exp().flatten().tolist()
+        variances = (2 * _FASTER * self.slow_log_noise.detach()).exp().flatten().tolist()
         return [
             nn.Sequential(*net.children(), VarianceCalibration(1.0, variance))
             for net, variance in zip(nets, variances, strict=True)

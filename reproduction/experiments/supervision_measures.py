@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from covary import data
 from covary.estimators.data import Fold
+from covary.files import without_nan
 from covary.models import mlp
 from covary.moments import Moments
 from covary.runs.costs import fastest, peak
@@ -219,7 +220,9 @@ def measure_images(part: Part, workshop: Workshop) -> Measured:
     found: dict[str, float | None] = {}
     for loss, table in tables.items():
         for key in NUMBERS:
-            found[f"{key}, {loss}"] = statistics.fmean(row[key] for row in table)
+            values = [row[key] for row in table]
+            # Of a classifier that is never right, or never wrong, some are not defined.
+            found[f"{key}, {loss}"] = None if None in values else statistics.fmean(values)
     return Measured(found, {loss: columns(table) for loss, table in tables.items()})
 
 
@@ -239,7 +242,8 @@ def _images(part: Part, loss: str, images: Images) -> list[dict[str, Any]]:
     for seed in range(settings["seeds"]):
         net = first[best] if seed == 0 else classifier(loss, images, tries[best], settings, seed)
         layer, held_out = fitted[best] if seed == 0 else _calibrated(net, images)
-        rows.append({**about, "held out": held_out, **_numbers(net, layer, images)})
+        row = {**about, "held out": held_out, **_numbers(net, layer, images)}
+        rows.append(without_nan(row))
     return rows
 
 
