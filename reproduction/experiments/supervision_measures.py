@@ -78,9 +78,7 @@ def measure_regression(part: Part, workshop: Workshop) -> Measured:
     for loss, table in tables.items():
         for key in ("log-likelihood", "calibrated", "rmse"):
             found[f"{key}, {loss}"] = statistics.fmean(row[key] for row in table)
-        ratios = [
-            own["rmse"] / row["rmse"] for own, row in zip(tables[SMUC], table, strict=True)
-        ]
+        ratios = [own["rmse"] / row["rmse"] for own, row in zip(tables[SMUC], table, strict=True)]
         found[f"rmse of SMUC over {loss}"] = statistics.fmean(ratios)
     return Measured(found, series)
 

@@ -1,4 +1,4 @@
-"""Supervised covariances beside unsupervised ones: a table of all losses, and what they differ by."""
+"""Supervised covariances beside unsupervised ones: a table, and by how much they differ."""
 
 from __future__ import annotations
 

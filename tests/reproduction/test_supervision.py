@@ -67,7 +67,7 @@ def test_the_trace_loss_is_the_expected_squared_error():
     expected = (drawn(net, x[0]) - y[0]).square().mean()
     torch.testing.assert_close(loss, expected, rtol=5e-3, atol=0)
     out = net(x[0])
-    literal = ((out.mean - y[0]).square().sum(-1) + out.covariance_matrix.diagonal(0, 1, 2).sum(-1))
+    literal = (out.mean - y[0]).square().sum(-1) + out.covariance_matrix.diagonal(0, 1, 2).sum(-1)
     torch.testing.assert_close(loss, literal.mean() / 2)
     torch.testing.assert_close(error, (out.mean - y[0]).abs().mean())
 
@@ -323,12 +323,12 @@ def test_memory_is_that_of_a_fresh_process():
 @pytest.mark.parametrize("widths", [[5, 4, 1], [5, 4, 3]], ids=["regression", "classification"])
 @pytest.mark.parametrize("loss", [SMUC, TRACE, LIKELIHOOD, ELBO])
 def test_a_timed_step_trains(loss, widths, monkeypatch):
-    made = []
-    monkeypatch.setattr(measures, "mlp", lambda *a, **k: made.append(covary.mlp(*a, **k)) or made[0])
+    net = covary.mlp(widths, noise=0.3)
+    monkeypatch.setattr(measures, "mlp", lambda *_, **__: net)
     step = measures.step_of(loss, {"widths": widths, "activation": "relu", "noise": 0.3}, 8)
-    before = made[0].linear1.weight.detach().clone()
+    before = net.linear1.weight.detach().clone()
     step()
-    assert not torch.equal(before, made[0].linear1.weight)
+    assert not torch.equal(before, net.linear1.weight)
 
 
 def test_every_part_has_a_claim_and_a_row(made_up_images, known_memory, tmp_path):
