@@ -209,7 +209,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="supervision",
         about="The paper describes training with the covariance supervised too (SMSC), and does "
-        "not measure it; this does, with three losses. Trace: the expected squared error, |m - y|^2 + "
+        "not measure it; this does, with three losses. Trace: the expected squared error, "
+        "|m - y|^2 + "
         "tr C (Eq. mean_cov_super). Likelihood: the Gaussian one of m and C. ELBO: the "
         "variational loss (Eq. vi_loss), the expected log-likelihood and the KL divergence of the "
         "hidden biases, which noise makes random; their prior is N(0, I). For it, targets of "
