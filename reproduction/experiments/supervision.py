@@ -133,8 +133,8 @@ _SQUARED_ERROR = (
 )
 _SMALL = " Of a classifier with two hidden layers that has seen few digits; the paper's is larger."
 _TRACE_OF_IMAGES = (
-    "Here supervision helps: the trace makes covariances small where digits are, and so those of "
-    f"errors and letters stand out. {_SQUARED_ERROR}{_SMALL}"
+    "Here supervision helps. It may be that the trace makes covariances small where digits are, so "
+    f"that errors and letters stand out; that was not looked into. {_SQUARED_ERROR}{_SMALL}"
 )
 _BY_LITTLE = "By less than three seeds of one loss differ." + _SMALL
 # Why claims fail, by what they are about.
