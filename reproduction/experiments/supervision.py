@@ -239,7 +239,7 @@ def measure(part: Part, workshop: Workshop) -> Measured:
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         name="supervision",
-        about="The paper describes training with the covariance supervised too (SMSC), and does not "
+        about="The paper describes training with a supervised covariance (SMSC), and does not "
         "measure it; this does, with three losses. Trace: the expected squared error, |m - y|^2 "
         "+ tr C (Eq. mean_cov_super). Likelihood: the Gaussian one of m and C. ELBO: the "
         "variational loss (Eq. vi_loss), the expected log-likelihood and the KL divergence of "
