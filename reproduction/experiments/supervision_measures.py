@@ -76,7 +76,7 @@ def measure_regression(part: Part, workshop: Workshop) -> Measured:
     series = {loss: columns(table) for loss, table in tables.items()}
     found: dict[str, float | None] = {}
     for loss, table in tables.items():
-        for key in ("log-likelihood", "calibrated", "rmse"):
+        for key in ("log-likelihood", "calibrated", "rmse", "rank"):
             found[f"{key}, {loss}"] = statistics.fmean(row[key] for row in table)
         ratios = [own["rmse"] / row["rmse"] for own, row in zip(tables[SMUC], table, strict=True)]
         found[f"rmse of SMUC over {loss}"] = statistics.fmean(ratios)

@@ -228,7 +228,7 @@ def test_of_a_set_nothing_is_chosen_by_the_test_part(small_set, tmp_path):
         for split in range(2):
             assert column["held out"][split] == max(column["tried"][split])
             assert len(column["tried"][split]) == 4
-        for key in ("log-likelihood", "calibrated", "rmse"):
+        for key in ("log-likelihood", "calibrated", "rmse", "rank"):
             assert found.metrics[f"{key}, {loss}"] == pytest.approx(np.mean(column[key]))
         ratio = np.mean(np.divide(found.series[SMUC]["rmse"], column["rmse"]))
         assert found.metrics[f"rmse of SMUC over {loss}"] == pytest.approx(ratio)
