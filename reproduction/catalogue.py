@@ -43,6 +43,10 @@ _CONTENTS = {
         "Fig. 9, verification2",
         "The stochastic network behind a Heaviside network",
     ),
+    "supervision": (
+        "Eqs. mean_cov_super and vi_loss",
+        "The covariance supervised, and not: SMSC and SMUC",
+    ),
     "shared-mnist": (
         "Fig. 10, classifier_all_batch (MNIST)",
         "One covariance per mini-batch: MNIST",
@@ -98,6 +102,7 @@ _TOPICS = (
     "mechanism",
     "second_order",
     "sensitivity",
+    "supervision",
     "theorems",
     "uci",
 )

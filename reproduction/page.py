@@ -165,8 +165,8 @@ def _only(labels: Iterable[str]) -> list[str]:
 
 def _repeats(experiment: Experiment, record: Mapping[str, Any]) -> str:
     """Over what the numbers that claims are about vary: seeds, or splits of a set."""
-    splits = {each["settings"].get("splits", 0) for each in record["config"]}
-    if max(splits, default=0):
+    splits = {count for each in record["config"] if (count := each["settings"].get("splits", 0))}
+    if splits:
         return " to ".join(map(str, sorted({min(splits), max(splits)}))) + " splits"
     about = [
         Counter(part["label"] for part in claim.parts(record))

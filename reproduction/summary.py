@@ -95,17 +95,19 @@ TOPICS = (
         ),
     ),
     Topic(
-        "Moments are those of the stochastic network in time",
-        {"activations": (), "network-relu": (), "network-heaviside": ()},
+        "Moments are those of the stochastic network in time, and means and covariances are enough",
+        {"activations": (), "network-relu": (), "network-heaviside": (), "second-order": ()},
         ("network-relu", "covariance_error_ou-1", "error of the ReLU network's covariance: {}"),
     ),
     Topic(
         "Accuracy on images is as published",
         {"image-accuracy": (), "image-accuracy-shared": ()},
     ),
-    Topic("A step of SMUC is one of Riemannian gradient descent (theorem 1)", {"theorem-1": ()}),
-    Topic("A student learns its teacher's means and variances (theorem 2)", {"theorem-2": ()}),
-    Topic("Deep networks come to their teacher's covariance (theorem 3)", {"theorem-3": ()}),
+    Topic(
+        "SMUC is Riemannian gradient descent, and its students learn moments (theorems 1 to 3)",
+        {"theorem-1": (), "theorem-2": (), "theorem-3": (), "general-activations": ()},
+    ),
+    Topic("Covariances need no supervision (SMUC beside SMSC)", {"supervision": ()}),
 )
 
 

@@ -25,7 +25,8 @@ GLOSSARY = {
     "its own.",
     "sigma_l": "standard deviation of the noise of layer l: sigma_1 at the input, sigma_2 in the "
     "first hidden layer.",
-    "SMUC": "supervised mean, unsupervised covariance: gradients go through the mean alone.",
+    "SMUC, SMSC": "supervised mean, unsupervised covariance: gradients go through the mean alone; "
+    "supervised mean, supervised covariance: they go through both.",
     "MSP, SE": "one minus the largest softmax probability, and the entropy of all of them.",
     "R^2": "of a straight line through epochs: the share of variance that it explains.",
     "noise": "how far a number may be off by chance: half of its 95% interval over test samples, "

@@ -181,22 +181,33 @@ def batches_of(jobs: Sequence[Job], batch_size: int) -> ReplicaBatches:
 
 
 def train(
-    jobs: Sequence[Job], hidden: Sequence[int], activation: str, config: TrainingConfig
+    jobs: Sequence[Job],
+    hidden: Sequence[int],
+    activation: str,
+    config: TrainingConfig,
+    stacked: Callable[[Sequence[nn.Module], str], Stack] = Stack,
 ) -> list[nn.Module]:
-    """Networks of raw inputs and targets for jobs on equally many samples, some at a time."""
+    """Networks of raw inputs and targets for jobs on equally many samples, some at a time.
+
+    ``stacked`` makes one objective of networks and the name of their activation.
+    """
     nets: list[nn.Module] = []
     # As many in each group as there can be, rather than a small one at the end.
     at_once = _NUMBERS_IN_A_STEP // (config.batch_size * max(hidden))
     groups = -(-len(jobs) // max(1, min(at_once, _MOST_AT_ONCE)))
     for group in range(groups):
-        nets += _train(jobs[group::groups], hidden, activation, config)
+        nets += _train(jobs[group::groups], hidden, activation, config, stacked)
     # Back into the order of the jobs.
     order = [index for group in range(groups) for index in range(group, len(jobs), groups)]
     return [net for _, net in sorted(zip(order, nets, strict=True), key=lambda pair: pair[0])]
 
 
 def _train(
-    jobs: Sequence[Job], hidden: Sequence[int], activation: str, config: TrainingConfig
+    jobs: Sequence[Job],
+    hidden: Sequence[int],
+    activation: str,
+    config: TrainingConfig,
+    stacked: Callable[[Sequence[nn.Module], str], Stack],
 ) -> list[nn.Module]:
     nets = []
     for job in jobs:
@@ -204,7 +215,7 @@ def _train(
             torch.manual_seed(job.seed)
             widths = [job.data.x.shape[1], *hidden, job.data.y.shape[1]]
             nets.append(mlp(widths, activation=activation, noise=job.noise))
-    stack = Stack(nets, activation)
+    stack = stacked(nets, activation)
     batches = batches_of(jobs, config.batch_size)
     fit(stack, batches, config)
     return [

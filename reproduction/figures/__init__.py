@@ -7,7 +7,16 @@ from pathlib import Path
 
 from covary.report import drawing
 from covary.report.drawing import Drawing
-from reproduction.figures import beyond, classifiers, images, mechanism, networks, theory, uci
+from reproduction.figures import (
+    beyond,
+    classifiers,
+    images,
+    mechanism,
+    networks,
+    supervision,
+    theory,
+    uci,
+)
 from reproduction.figures.layout import Record, ShownTable
 
 __all__ = ["FIGURES", "TABLES", "draw"]
@@ -20,11 +29,13 @@ FIGURES: dict[str, Callable[[Record], Drawing]] = {
     **beyond.FIGURES,
     **images.FIGURES,
     **uci.FIGURES,
+    **supervision.FIGURES,
 }
 TABLES: dict[str, Callable[[Record], ShownTable]] = {
     **networks.TABLES,
     **images.TABLES,
     **uci.TABLES,
+    **supervision.TABLES,
 }
 
 

@@ -131,7 +131,7 @@ def test_parts_of_theirs_run_and_are_drawn(tmp_path, name):
     about = [claim for claim in experiment.claims if claim.labels == (networks.AUTHORS,)]
     assert about
     for claim in about:
-        assert claim.values(record["parts"]), claim.metric
+        assert claim.values(record), claim.metric
     assert FIGURES[name](record).alt
     if name in TABLES:
         assert len(TABLES[name](record).rows) == len(set(labels))

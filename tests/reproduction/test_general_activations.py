@@ -40,7 +40,7 @@ def stairs_of(name, n):
 def test_the_row_runs_and_has_a_figure(tmp_path):
     record = reproduce(ROW, "smoke", Workshop(folder=tmp_path), results=tmp_path / "results")
     for claim in ROW.claims:
-        assert claim.values(record["parts"]), claim.says
+        assert claim.values(record), claim.says
     drawing = FIGURES[ROW.name](record)
     assert any(character.isdigit() for character in drawing.alt)
     drawing.figure.savefig(tmp_path / "figure.png")

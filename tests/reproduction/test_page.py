@@ -106,15 +106,19 @@ def test_legends_keep_away_from_axes_and_edges(name):
 
 def test_the_network_in_time_shows_every_layer_that_is_stored():
     record = read(RESULTS, get("network-relu"))
-    (first, *rest) = record["parts"]
-    times = first["series"]["times"]
-    series = {key: value for key, value in first["series"].items() if "trace" not in key}
+    times = record["parts"][0]["series"]["times"]
     layers = {name: [[float(i) for i, _ in enumerate(times)]] * 2 for name in ("a", "b", "output")}
     for traces, names in (
         ({"trace_by_layer": layers}, ["output", "2", "1"]),
         ({"trace": layers["output"]}, None),
     ):
-        parts = [{**first, "series": {**series, **traces}}, *rest]
+        parts = [
+            {**part, "series": {key: each for key, each in series.items() if "trace" not in key}}
+            for part in record["parts"]
+            for series in [{**part["series"]}]
+        ]
+        for part in parts:
+            part["series"] |= traces
         drawn = FIGURES["network-relu"]({**record, "parts": parts})
         axes = next(each for each in drawn.figure.axes if "in time" in each.get_title(loc="left"))
         assert len(axes.lines) == (6 if names else 2)
