@@ -41,13 +41,23 @@ class Section:
     def command(self) -> str:
         """What makes its results."""
         record = self.record
+        measured = sorted({part["label"] for part in record["parts"]}) if record else []
+        return self._command(measured if self._missing else [])
+
+    @property
+    def rest(self) -> str:
+        """What measures the parts that are missing."""
+        return self._command(sorted(set(self._missing)))
+
+    def _command(self, labels: Sequence[str]) -> str:
+        """What measures the parts of these labels, or all."""
+        record = self.record
         scale = record["scale"] if record else "quick"
         words = ["python", "-m", "reproduction", "run", self.experiment.name, "--scale", scale]
         if record and (jobs := max((each["jobs"] for each in sittings(record)), default=1)) > 1:
             words += ["--jobs", str(jobs)]
-        if record and self._missing:
-            for label in sorted({part["label"] for part in record["parts"]}):
-                words += ["--only", label]
+        for label in labels:
+            words += ["--only", label]
         return shlex.join(words)
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from covary.report import drawing
 from covary.report.drawing import Drawing
-from reproduction.figures import classifiers, images, mechanism, networks, theory, uci
+from reproduction.figures import classifiers, images, mechanism, networks, theory, uci, uci_printed
 from reproduction.figures.layout import Record, ShownTable
 
 __all__ = ["FIGURES", "TABLES", "draw"]
@@ -20,7 +20,11 @@ FIGURES: dict[str, Callable[[Record], Drawing]] = {
     **images.FIGURES,
     **uci.FIGURES,
 }
-TABLES: dict[str, Callable[[Record], ShownTable]] = {**images.TABLES, **uci.TABLES}
+TABLES: dict[str, Callable[[Record], ShownTable]] = {
+    **images.TABLES,
+    **uci.TABLES,
+    **uci_printed.TABLES,
+}
 
 
 def draw(record: Record, folder: Path) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,7 @@ def test_the_page_says_what_is_missing_and_what_is_outdated(tmp_path):
     section = page._section(before, record)
     assert section.command == "python -m reproduction run trial --scale paper --only 'a b'"
     assert section.missing == "c (1)"
+    assert section.rest == "python -m reproduction run trial --scale paper --only c"
     assert not section.outdated
     now = trial(**dict.fromkeys(SCALES, (*seeds("a b", 2, size=5), *seeds("c", 1, size=2))))
     assert page._section(now, record).outdated
@@ -90,3 +92,17 @@ def test_legends_keep_away_from_axes_and_edges(name):
             box = legend.get_window_extent()
             assert room.x0 < box.x0 < box.x1 < room.x1
             assert room.y0 < box.y0 < box.y1 < room.y1
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_claims_read_numbers_that_are_measured(name):
+    """Of a number that no part has there would be no verdict, and nobody would miss it."""
+    experiment, record = get(name), load(RESULTS, name)
+    for claim in experiment.claims:
+        minus = (claim.minus,) if isinstance(claim.minus, str) else claim.minus
+        others = set() if isinstance(minus, Mapping) else {each for each in minus if each}
+        about = [
+            part for part in record["parts"] if not claim.labels or part["label"] in claim.labels
+        ]
+        read = [part for part in about if {claim.metric} | others <= set(part["metrics"])]
+        assert read or not about, f"No part of {name} has {claim.metric} and {others}."

@@ -1,0 +1,173 @@
+"""The paper's own regression cells, each beside ours, with a verdict on each."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from reproduction.experiments.uci_printed import (
+    GRID,
+    MIN_MAX,
+    SCALINGS,
+    STANDARDISED,
+    WITHIN,
+    cells,
+    label,
+)
+from reproduction.figures.layout import Record, ShownTable
+from reproduction.figures.uci import NOT_RUN, TITLES, by_split, part_of, standard_error
+from reproduction.published.uci import LOG_TARGETS, OWN, SETS, SHARED, PublishedRow
+
+BOTH, NEITHER = "holds", "does not hold"
+_ALONE = {STANDARDISED: "holds standardised", MIN_MAX: "holds by min-max"}
+_IN_ERROR = "within 2 errors"
+
+
+def table(record: Record) -> ShownTable:
+    """The cells of the paper's own rows."""
+    return _cell_table(record, OWN)
+
+
+def shared_table(record: Record) -> ShownTable:
+    """The cells of the paper's rows with shared covariances."""
+    found = _cell_table(record, SHARED)
+    gaps = [
+        gap
+        for part in record["parts"]
+        for metric, gap in part["metrics"].items()
+        if metric.startswith("weights, ")
+    ]
+    if not gaps:
+        return found
+    return found._replace(
+        caption=f"{found.caption} Networks that were trained for a while on the first split with "
+        "full, shared and diagonal covariances differ in no weight by more than "
+        f"{max(gaps):.0e} of the largest one: it is rounding."
+    )
+
+
+def verdict(record: Record, key: str, row: PublishedRow, name: str) -> str:
+    """Whether ours is the printed cell of a set, for either scaling, by the bounds of the claims.
+
+    Where it is not, but within two standard errors of ours over the splits, that is said.
+    """
+    agreeing, measured, close = [], [], False
+    for scaling in SCALINGS:
+        part = part_of(record, label(name, scaling))
+        if part is None:
+            continue
+        claim = cells(key, row, scaling)
+        (gap,) = claim.values([part])
+        measured.append(scaling)
+        if claim.agrees(gap):
+            agreeing.append(scaling)
+        error = standard_error(by_split(record, label(name, scaling), key))
+        close = close or (gap is not None and abs(gap) <= 2 * error)
+    if not measured:
+        return NOT_RUN
+    if len(agreeing) == len(SCALINGS):
+        return BOTH
+    if agreeing:
+        return _ALONE[agreeing[0]]
+    return f"{NEITHER}, {_IN_ERROR}" if close else NEITHER
+
+
+def _cell_table(record: Record, rows: Mapping[str, PublishedRow]) -> ShownTable:
+    """A row for each cell: the printed number, ours for both scalings, and the verdict."""
+    shown, verdicts = [], []
+    for name in SETS:
+        title = f"log {TITLES[name]}" if name in LOG_TARGETS else TITLES[name]
+        for key, row in rows.items():
+            found = verdict(record, key, row, name)
+            verdicts.append(found)
+            ours = [text for scaling in SCALINGS for text in _ours(record, key, name, scaling)]
+            mean, bracket = row.cells[name]
+            shown.append([f"{title}, {row.method}", f"{mean:.2f} ({bracket:.2f})", *ours, found])
+    noises = ", ".join(f"{noise:g}" for noise in GRID)
+    head = ["cell", "published"]
+    for scaling in SCALINGS:
+        head += [scaling, f"{scaling}, at {noises}"]
+    return ShownTable(
+        [*head, "verdict"],
+        shown,
+        "Log-likelihood per sample (nats), on the scale of the target; log: of its logarithm. "
+        "Published: mean and the number in brackets as printed. Ours: mean and standard error over "
+        f"the published splits{_fewer(record)}, with the noise that held-out data chose on each; "
+        f"then what each noise gives for the same test parts{_of_what(record)}, by which nothing "
+        f"is chosen. A cell holds if ours is within {WITHIN} of it ({_counted(verdicts)}). "
+        f"'{_IN_ERROR}': by chance, two means over 20 random splits can be so far apart."
+        + _chosen(record, rows),
+    )
+
+
+def _ours(record: Record, key: str, name: str, scaling: str) -> tuple[str, str]:
+    """What the noise that was chosen gives, and what each one gives."""
+    part = part_of(record, label(name, scaling))
+    if part is None:
+        return NOT_RUN, NOT_RUN
+    error = standard_error(by_split(record, label(name, scaling), key))
+    column = part["series"][key]
+    tried = column.get("tried on test, whole", column["tried on test"])
+    each = (f"{statistics.fmean(same):.2f}" for same in zip(*tried, strict=True))
+    return f"{part['metrics'][key]:.2f} ({error:.2f})", ", ".join(each)
+
+
+def _counted(verdicts: list[str]) -> str:
+    """How many cells have which verdict, in words."""
+    said = "; ".join(f"{words}: {count}" for words, count in sorted(Counter(verdicts).items()))
+    return f"of {len(verdicts)} cells, {said}"
+
+
+def _splits(record: Record) -> dict[str, int]:
+    """Of how many splits the parts are, by label."""
+    return {
+        part["label"]: len(next(iter(part["series"].values()))["log-likelihood"])
+        for part in record["parts"]
+    }
+
+
+def _fewer(record: Record) -> str:
+    """Which sets have fewer splits than others, in words."""
+    counts = _splits(record)
+    most = max(counts.values(), default=0)
+    fewer = {
+        TITLES[name]: counts[place]
+        for scaling in SCALINGS
+        for name in SETS
+        if (place := label(name, scaling)) in counts and counts[place] < most
+    }
+    said = "".join(f"; {title}: {count}" for title, count in fewer.items())
+    return f" ({most}{said})"
+
+
+def _of_what(record: Record) -> str:
+    whole = all(
+        "tried on test, whole" in column
+        for part in record["parts"]
+        for column in part["series"].values()
+    )
+    return "" if whole else ", of networks that have not seen the held-out fifth"
+
+
+def _chosen(record: Record, rows: Mapping[str, PublishedRow]) -> str:
+    """How often held-out data chose the largest of the noises."""
+    said = []
+    for scaling in SCALINGS:
+        noises = [
+            noise
+            for name in SETS
+            if (part := part_of(record, label(name, scaling))) is not None
+            for key in rows
+            for noise in part["series"][key]["noise"]
+        ]
+        if noises:
+            largest = sum(noise == max(GRID) for noise in noises)
+            said.append(f"{largest} of {len(noises)} times {scaling}")
+    return f" Held-out data chose the largest noise {', '.join(said)}." if said else ""
+
+
+TABLES: dict[str, Callable[[Record], ShownTable]] = {
+    "uci-printed": table,
+    "uci-shared": shared_table,
+}
