@@ -34,6 +34,9 @@ _NUMBERS_IN_A_STEP = 2**18
 _MOST_AT_ONCE = 60
 # Numbers in the covariances of samples that are predicted at a time.
 _NUMBERS_AT_A_TIME = 2**21
+# Logarithm of a density of 0, as of a target off a mean of variance 0. Averages stay numbers, for
+# which files have a word.
+_LEAST = -1e100
 
 
 class _ReluMean(torch.autograd.Function):
@@ -230,7 +233,8 @@ def predicted(net: nn.Module, x: Tensor, covariance: str = "full") -> Moments:
 def densities(out: Moments, y: Tensor) -> Tensor:
     """(n,) log-density of each target (n, 1) under the Gaussian that is predicted for it."""
     var = out.variance[:, 0]
-    return -0.5 * ((y - out.mean)[:, 0].square() / var + (2 * math.pi * var).log())
+    found = -0.5 * ((y - out.mean)[:, 0].square() / var + (2 * math.pi * var).log())
+    return torch.where(var > 0, found, _LEAST).clamp(min=_LEAST)
 
 
 # How targets may be transformed before anything else; log-likelihoods are of what comes out.

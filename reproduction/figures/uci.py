@@ -163,10 +163,12 @@ def _published(row: PublishedRow) -> list[str]:
 
 
 def part_of(record: Record, label: str) -> Record | None:
+    """The part of that label; None if it was not measured."""
     return next((part for part in record["parts"] if part["label"] == label), None)
 
 
 def by_split(record: Record, label: str, row: str) -> list[float]:
+    """Log-likelihoods of a row, split by split; none if it was not measured."""
     return _column(record, label, row, "log-likelihood")
 
 

@@ -109,8 +109,13 @@ def _ours(record: Record, key: str, name: str, scaling: str) -> tuple[str, str]:
     error = standard_error(by_split(record, label(name, scaling), key))
     column = part["series"][key]
     tried = column.get("tried on test, whole", column["tried on test"])
-    each = (f"{statistics.fmean(same):.2f}" for same in zip(*tried, strict=True))
-    return f"{part['metrics'][key]:.2f} ({error:.2f})", ", ".join(each)
+    each = (_text(statistics.fmean(same)) for same in zip(*tried, strict=True))
+    return f"{_text(part['metrics'][key])} ({_text(error)})", ", ".join(each)
+
+
+def _text(value: float) -> str:
+    """Two digits; of what is far off, how far."""
+    return f"{value:.2f}" if abs(value) < 1000 else f"{value:.0e}"
 
 
 def _counted(verdicts: list[str]) -> str:

@@ -118,6 +118,13 @@ def test_densities_are_those_of_a_gaussian_on_the_targets_scale():
     np.testing.assert_allclose(uci_training.densities(out, y).numpy(), expected, rtol=1e-12)
 
 
+def test_a_target_off_a_mean_that_has_no_variance_counts_as_most_unlikely():
+    matrix = torch.tensor([0.0, 0.0, 1e-250]).double()[:, None, None]
+    mean, y = torch.zeros(3, 1).double(), torch.tensor([[1.0], [0.0], [1.0]]).double()
+    out = Moments(mean, covary.covariance.Full(matrix, added=matrix.new_zeros(1, 1)))
+    assert uci_training.densities(out, y).tolist() == [-1e100] * 3
+
+
 def drawn(size):
     random = np.random.default_rng(0)
     variance, spread = random.gamma(2.0, 1.0, size), random.gamma(1.0, 0.5, size)
@@ -380,7 +387,9 @@ def test_every_published_set_is_measured_by_both_recipes():
     assert labels >= {f"{name}, log targets" for name in published.LOG_TARGETS}
 
 
-@pytest.mark.parametrize("experiment", (*uci.EXPERIMENTS, *uci_printed.EXPERIMENTS), ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "experiment", [*uci.EXPERIMENTS, *uci_printed.EXPERIMENTS], ids=lambda each: each.name
+)
 def test_claims_are_about_parts_that_are_measured(experiment):
     labels = {part.label for part in experiment.parts["paper"]}
     assert {label for claim in experiment.claims for label in claim.labels} <= labels

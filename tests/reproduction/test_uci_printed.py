@@ -17,7 +17,9 @@ from tests.reproduction.trials import RESULTS
 
 ROWS = {"uci-printed": published.OWN, "uci-shared": published.SHARED}
 TABLES = {"uci-printed": table, "uci-shared": shared_table}
-CELLS = [(name, key, cell) for name, rows in ROWS.items() for key in rows for cell in published.SETS]
+CELLS = [
+    (name, key, cell) for name, rows in ROWS.items() for key in rows for cell in published.SETS
+]
 
 
 def record_of(name, gap=0.0, error=0.0):
