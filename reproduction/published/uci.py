@@ -27,9 +27,9 @@ LOG_SOURCE = (
     "targets, unlike all other rows. Its authors' public code (GitHub "
     "AwakerMhy/probabilistic-computing-mnn, uci_reg_dataset.py at cde19e4) reads both sets with "
     "the loader of GitHub treforevans/uci_datasets, and that copy has logarithms as targets: "
-    "sorted and centred, they agree with logarithms of the original ones (README.md of the folder of "
-    "data). Of protein, some of whose targets are 0, we take log(1 + y); what that copy has there "
-    "is not said."
+    "sorted and centred, they agree with logarithms of the original ones (README.md of the folder "
+    "of data). Of protein, some of whose targets are 0, we take log(1 + y); what that copy has "
+    "there is not said."
 )
 
 
