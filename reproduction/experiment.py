@@ -50,6 +50,7 @@ class Claim:
         minus: what is taken off it: another of those numbers, by name; of several, the largest;
             or one for each label.
         label: of which parts, or labels of which; of all of them if empty.
+        instead: label of a part -> label of one that stands in for it until it is measured.
         published: the number as printed, with what the paper compares it with; empty if it has
             none.
         least, most: bounds within which a measured number is in accord with the claim.
@@ -66,6 +67,7 @@ class Claim:
     metric: str
     minus: str | tuple[str, ...] | Mapping[str, float] = ""
     label: str | tuple[str, ...] = ""
+    instead: Mapping[str, str] = field(default_factory=dict)
     published: str = ""
     least: float | None = None
     most: float | None = None
@@ -95,10 +97,14 @@ class Claim:
 
     def values(self, parts: Sequence[Mapping[str, Any]]) -> list[float | None]:
         """Its number in each of the parts that it is about, as they are stored."""
+        measured = {part["label"] for part in parts}
+        replaced = {self.instead[label] for label in measured & set(self.instead)}
         return [
             self._value(part)
             for part in parts
-            if self.metric in part["metrics"] and (not self.labels or part["label"] in self.labels)
+            if self.metric in part["metrics"]
+            and (not self.labels or part["label"] in self.labels)
+            and part["label"] not in replaced
         ]
 
     def _value(self, part: Mapping[str, Any]) -> float | None:

@@ -149,7 +149,7 @@ def _compared(name: str, ours: Mapping[str, Any]) -> dict[str, Any]:
     return {"without": True, "splits": splits}
 
 
-TINY = {
+_TINY = {
     "splits": 2,
     "epochs": 3,
     "noises": [0.1, 0.3],
@@ -161,7 +161,7 @@ TINY = {
 _SMALL = {"splits": 4, "members": 3}
 
 PARTS = {
-    "smoke": _parts(TINY, ("yacht",)),
+    "smoke": _parts(_TINY, ("yacht",)),
     "quick": _parts(_SMALL, ("boston-housing", "energy", "yacht")),
     "paper": _parts({}),
 }

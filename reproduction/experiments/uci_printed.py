@@ -15,7 +15,8 @@ GRID = (0.02, 0.05, 0.1)
 # How data are scaled, as settings name it: as the text says, and as the authors' code can do too.
 STANDARDISED, MIN_MAX = SCALINGS = ("standardised", "min-max")
 WITHIN = 0.05  # nats: so far may a cell be from the printed one
-_CHECK = {"steps": 300, "noise": 0.3}
+# Where all splits take long there is a part of so many of them, which stands in until they are done.
+_FIRST_SPLITS = {"kin8nm": 3}
 
 
 def label(name: str, scaling: str) -> str:
@@ -23,54 +24,60 @@ def label(name: str, scaling: str) -> str:
     return f"{_cell(name)}, {scaling}"
 
 
+def first_splits(name: str, scaling: str) -> str:
+    """The label of the part that stands in for that one, where there is one."""
+    return f"{label(name, scaling)}, first splits"
+
+
 def _cell(name: str) -> str:
     """What ``uci`` calls the recipe for the paper's own cells of a set."""
     return f"{name}, log targets" if name in published.LOG_TARGETS else name
 
 
-def _parts(changes: Mapping[str, Any], *few: str) -> tuple[Part, ...]:
-    """The paper's recipe with the printed noises, by scaling and set; of some sets, or of all."""
-    changes = {key: changes[key] for key in set(uci.RECIPE) & set(changes)}
+def _part(place: str, name: str, scaling: str, **changes: Any) -> Part:
+    """The paper's recipe with the printed noises for a set, under that label."""
+    settings = {**uci.RECIPE, **uci.RECIPES[_cell(name)], "noises": list(GRID), "scaling": scaling}
+    return Part(place, 0, settings | changes)
+
+
+def _parts(*few: str, **changes: Any) -> tuple[Part, ...]:
+    """Some sets by both scalings, or all."""
     return tuple(
-        Part(
-            label(name, scaling),
-            0,
-            {
-                **uci.RECIPE,
-                **uci.RECIPES[_cell(name)],
-                "noises": list(GRID),
-                "scaling": scaling,
-                **changes,
-            },
-        )
+        _part(label(name, scaling), name, scaling, **changes)
         for scaling in SCALINGS
         for name in few or published.SETS
     )
 
 
+def _stand_ins() -> tuple[Part, ...]:
+    return tuple(
+        _part(first_splits(name, scaling), name, scaling, splits=splits)
+        for scaling in SCALINGS
+        for name, splits in _FIRST_SPLITS.items()
+    )
+
+
 PARTS = {
-    "smoke": _parts({**uci.TINY, "noises": list(GRID)}, "yacht"),
-    "quick": _parts({"splits": 4}, "boston-housing", "energy", "yacht"),
-    "paper": _parts({}),
+    "smoke": _parts("yacht", epochs=3, splits=2, limit=64),
+    "quick": _parts("boston-housing", "energy", "yacht", splits=4),
+    "paper": (*_parts(), *_stand_ins()),
 }
 
 
-def _with_check(scale: str, check: Mapping[str, Any]) -> tuple[Part, ...]:
+def _with_check(scale: str, **check: Any) -> tuple[Part, ...]:
     """The same parts; what sharing costs is looked at for one scaling."""
     return tuple(
-        Part(
-            part.label,
-            part.seed,
-            part.settings | ({"check": check} if part.settings["scaling"] == STANDARDISED else {}),
-        )
+        part._replace(settings={**part.settings, "check": check})
+        if part.label.endswith(STANDARDISED)
+        else part
         for part in PARTS[scale]
     )
 
 
 SHARED_PARTS = {
-    "smoke": _with_check("smoke", {**_CHECK, "steps": 3}),
-    "quick": _with_check("quick", _CHECK),
-    "paper": _with_check("paper", _CHECK),
+    "smoke": _with_check("smoke", steps=3, noise=0.3),
+    "quick": _with_check("quick", steps=300, noise=0.3),
+    "paper": _with_check("paper", steps=300, noise=0.3),
 }
 
 _WORDS = {
@@ -88,12 +95,16 @@ def cells(key: str, row: PublishedRow, scaling: str) -> Claim:
         row: the row as printed.
         scaling: how data are scaled.
     """
+    places = {label(name, scaling): name for name in published.SETS}
+    instead = {label(name, scaling): first_splits(name, scaling) for name in _FIRST_SPLITS}
+    places |= {instead[label(name, scaling)]: name for name in _FIRST_SPLITS}
     return Claim(
         says=f"{row.method}: every cell is as printed (ours less the printed one; "
         f"{_WORDS[scaling]}).",
         metric=key,
-        minus={label(name, scaling): row.cells[name].mean for name in published.SETS},
-        label=tuple(label(name, scaling) for name in published.SETS),
+        minus={place: row.cells[name].mean for place, name in places.items()},
+        label=tuple(places),
+        instead=instead,
         published=f"{len(row.cells)} cells, below",
         least=-WITHIN,
         most=WITHIN,

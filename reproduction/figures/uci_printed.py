@@ -13,10 +13,11 @@ from reproduction.experiments.uci_printed import (
     STANDARDISED,
     WITHIN,
     cells,
+    first_splits,
     label,
 )
 from reproduction.figures.layout import Record, ShownTable
-from reproduction.figures.uci import NOT_RUN, TITLES, by_split, part_of, standard_error
+from reproduction.figures.uci import NOT_RUN, TITLES, part_of, standard_error
 from reproduction.published.uci import LOG_TARGETS, OWN, SETS, SHARED, PublishedRow
 
 BOTH, NEITHER = "holds", "does not hold"
@@ -54,7 +55,7 @@ def verdict(record: Record, key: str, row: PublishedRow, name: str) -> str:
     """
     agreeing, measured, close = [], [], False
     for scaling in SCALINGS:
-        part = part_of(record, label(name, scaling))
+        part = _measured(record, name, scaling)
         if part is None:
             continue
         claim = cells(key, row, scaling)
@@ -62,7 +63,7 @@ def verdict(record: Record, key: str, row: PublishedRow, name: str) -> str:
         measured.append(scaling)
         if claim.agrees(gap):
             agreeing.append(scaling)
-        error = standard_error(by_split(record, label(name, scaling), key))
+        error = standard_error(part["series"][key]["log-likelihood"])
         close = close or (gap is not None and abs(gap) <= 2 * error)
     if not measured:
         return NOT_RUN
@@ -103,11 +104,11 @@ def _cell_table(record: Record, rows: Mapping[str, PublishedRow]) -> ShownTable:
 
 def _ours(record: Record, key: str, name: str, scaling: str) -> tuple[str, str]:
     """What the noise that was chosen gives, and what each one gives."""
-    part = part_of(record, label(name, scaling))
+    part = _measured(record, name, scaling)
     if part is None:
         return NOT_RUN, NOT_RUN
-    error = standard_error(by_split(record, label(name, scaling), key))
     column = part["series"][key]
+    error = standard_error(column["log-likelihood"])
     tried = column.get("tried on test, whole", column["tried on test"])
     each = (_text(statistics.fmean(same)) for same in zip(*tried, strict=True))
     return f"{_text(part['metrics'][key])} ({_text(error)})", ", ".join(each)
@@ -124,26 +125,23 @@ def _counted(verdicts: list[str]) -> str:
     return f"of {len(verdicts)} cells, {said}"
 
 
-def _splits(record: Record) -> dict[str, int]:
-    """Of how many splits the parts are, by label."""
-    return {
-        part["label"]: len(next(iter(part["series"].values()))["log-likelihood"])
-        for part in record["parts"]
-    }
+def _measured(record: Record, name: str, scaling: str) -> Record | None:
+    """The part of a set, or what stands in for it; None if there is neither."""
+    part = part_of(record, label(name, scaling))
+    return part_of(record, first_splits(name, scaling)) if part is None else part
 
 
 def _fewer(record: Record) -> str:
-    """Which sets have fewer splits than others, in words."""
-    counts = _splits(record)
-    most = max(counts.values(), default=0)
-    fewer = {
-        TITLES[name]: counts[place]
+    """Of how many splits cells are, and which sets have fewer, in words."""
+    counts = {
+        name: len(next(iter(part["series"].values()))["log-likelihood"])
         for scaling in SCALINGS
         for name in SETS
-        if (place := label(name, scaling)) in counts and counts[place] < most
+        if (part := _measured(record, name, scaling)) is not None
     }
-    said = "".join(f"; {title}: {count}" for title, count in fewer.items())
-    return f" ({most}{said})"
+    most = max(counts.values(), default=0)
+    fewer = (f"; {TITLES[name]}: {count}" for name, count in counts.items() if count < most)
+    return f" ({most}{''.join(fewer)})"
 
 
 def _of_what(record: Record) -> str:
@@ -162,7 +160,7 @@ def _chosen(record: Record, rows: Mapping[str, PublishedRow]) -> str:
         noises = [
             noise
             for name in SETS
-            if (part := part_of(record, label(name, scaling))) is not None
+            if (part := _measured(record, name, scaling)) is not None
             for key in rows
             for noise in part["series"][key]["noise"]
         ]
