@@ -15,7 +15,7 @@ GRID = (0.02, 0.05, 0.1)
 # How data are scaled, as settings name it: as the text says, and as the authors' code can do too.
 STANDARDISED, MIN_MAX = SCALINGS = ("standardised", "min-max")
 WITHIN = 0.05  # nats: so far may a cell be from the printed one
-# Where all splits take long there is a part of so many of them, which stands in until they are done.
+# Where all splits take long there is a part of so few of them, which stands in until all are done.
 _FIRST_SPLITS = {"kin8nm": 3}
 
 
