@@ -163,3 +163,19 @@ def test_likelihoods_are_on_the_scale_of_the_target(scaling):
     )
     unit = {STANDARDISED: y.std(correction=0), MIN_MAX: y.max() - y.min()}[scaling].item()
     np.testing.assert_allclose(raw, scaled - math.log(unit), atol=1e-5)
+
+
+@pytest.mark.parametrize("scaling", uci_printed.SCALINGS)
+def test_the_first_splits_of_a_set_count_until_all_are_measured(scaling):
+    record, row = record_of("uci-printed"), published.OWN["MNN relu"]
+    claim = uci_printed.cells("MNN relu", row, scaling)
+    whole = place(record, "kin8nm", scaling)
+    first = {**whole, "label": uci_printed.first_splits("kin8nm", scaling)}
+    first["metrics"] = {key: value + 1 for key, value in whole["metrics"].items()}
+    record["parts"].append(first)
+    assert claim.agreeing(record["parts"]) == len(claim.values(record["parts"])) == 8
+    record["parts"].remove(whole)
+    assert len(claim.values(record["parts"])) == 8
+    assert claim.agreeing(record["parts"]) == 7
+    (cell,) = [row for row in table(record).rows if row[0] == "kin8nm, MNN (R)"]
+    assert cell[-1] != "holds"
