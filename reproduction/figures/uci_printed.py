@@ -51,9 +51,10 @@ def shared_table(record: Record) -> ShownTable:
 def verdict(record: Record, key: str, row: PublishedRow, name: str) -> str:
     """Whether ours is the printed cell of a set, for either scaling, by the bounds of the claims.
 
-    Where it is not, but within two standard errors of ours over the splits, that is said.
+    Where it is not, it is said if it is within two standard errors of ours over the splits, and
+    which noise of which scaling gives it.
     """
-    agreeing, measured, close = [], [], False
+    agreeing, measured, remarks = [], [], []
     for scaling in SCALINGS:
         part = _measured(record, name, scaling)
         if part is None:
@@ -64,14 +65,27 @@ def verdict(record: Record, key: str, row: PublishedRow, name: str) -> str:
         if claim.agrees(gap):
             agreeing.append(scaling)
         error = standard_error(part["series"][key]["log-likelihood"])
-        close = close or (gap is not None and abs(gap) <= 2 * error)
+        if gap is not None and abs(gap) <= 2 * error:
+            remarks.append(_IN_ERROR)
+        remarks += [
+            f"{noise:g} {scaling} gives it"
+            for noise, each in zip(GRID, _tried(part, key), strict=True)
+            if abs(each - row.cells[name].mean) <= WITHIN
+        ]
     if not measured:
         return NOT_RUN
     if len(agreeing) == len(SCALINGS):
         return BOTH
     if agreeing:
         return _ALONE[agreeing[0]]
-    return f"{NEITHER}, {_IN_ERROR}" if close else NEITHER
+    return "; ".join(dict.fromkeys([NEITHER, *remarks]))
+
+
+def _tried(part: Record, key: str) -> list[float]:
+    """What each noise gives on test parts, on average."""
+    column = part["series"][key]
+    tried = column.get("tried on test, whole", column["tried on test"])
+    return [statistics.fmean(same) for same in zip(*tried, strict=True)]
 
 
 def _cell_table(record: Record, rows: Mapping[str, PublishedRow]) -> ShownTable:
@@ -97,7 +111,8 @@ def _cell_table(record: Record, rows: Mapping[str, PublishedRow]) -> ShownTable:
         f"the published splits{_fewer(record)}, with the noise that held-out data chose on each; "
         f"then what each noise gives for the same test parts{_of_what(record)}, by which nothing "
         f"is chosen. A cell holds if ours is within {WITHIN} of it ({_counted(verdicts)}). "
-        f"'{_IN_ERROR}': by chance, two means over 20 random splits can be so far apart."
+        f"'{_IN_ERROR}': by chance, two means over random splits can be so far apart. 'gives it': "
+        "another noise than the chosen one is within that bound, seen by the test score."
         + _chosen(record, rows),
     )
 
@@ -107,10 +122,8 @@ def _ours(record: Record, key: str, name: str, scaling: str) -> tuple[str, str]:
     part = _measured(record, name, scaling)
     if part is None:
         return NOT_RUN, NOT_RUN
-    column = part["series"][key]
-    error = standard_error(column["log-likelihood"])
-    tried = column.get("tried on test, whole", column["tried on test"])
-    each = (_text(statistics.fmean(same)) for same in zip(*tried, strict=True))
+    error = standard_error(part["series"][key]["log-likelihood"])
+    each = (_text(mean) for mean in _tried(part, key))
     return f"{_text(part['metrics'][key])} ({_text(error)})", ", ".join(each)
 
 
@@ -121,7 +134,8 @@ def _text(value: float) -> str:
 
 def _counted(verdicts: list[str]) -> str:
     """How many cells have which verdict, in words."""
-    said = "; ".join(f"{words}: {count}" for words, count in sorted(Counter(verdicts).items()))
+    counts = Counter(words.split("; ")[0] for words in verdicts)
+    said = "; ".join(f"{words}: {count}" for words, count in sorted(counts.items()))
     return f"of {len(verdicts)} cells, {said}"
 
 

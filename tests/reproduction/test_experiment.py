@@ -102,7 +102,9 @@ def test_a_claim_may_be_about_a_difference():
 
 def test_a_part_stands_in_for_another_until_that_is_measured():
     parts = [{"label": label, "metrics": {"ours": float(len(label))}} for label in ("all", "first")]
-    claim = Claim(says="", metric="ours", label=("all", "first"), instead={"all": "first"}, least=4.0)
+    claim = Claim(
+        says="", metric="ours", label=("all", "first"), instead={"all": "first"}, least=4.0
+    )
     assert claim.values(parts[1:]) == [5.0]
     assert claim.values(parts) == [3.0]
     assert claim.values(parts[:1]) == [3.0]
