@@ -112,7 +112,7 @@ def _cell_table(record: Record, rows: Mapping[str, PublishedRow]) -> ShownTable:
         f"then what each noise gives for the same test parts{_of_what(record)}, by which nothing "
         f"is chosen. A cell holds if ours is within {WITHIN} of it ({_counted(verdicts)}). "
         f"'{_IN_ERROR}': by chance, two means over random splits can be so far apart. 'gives it': "
-        "another noise than the chosen one is within that bound, seen by the test score."
+        "that noise on every split is within the bound, which only the test score tells."
         + _chosen(record, rows),
     )
 
