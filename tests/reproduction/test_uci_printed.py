@@ -94,6 +94,11 @@ def test_what_chance_explains_is_told_from_what_it_does_not():
     assert {row[-1] for row in table(far).rows} == {said}
 
 
+def test_splits_that_failed_make_no_cell_near():
+    failed = record_of("uci-printed", 0.2, error=5.0)
+    assert {row[-1] for row in table(failed).rows} == {"does not hold"}
+
+
 def test_cells_that_were_not_measured_are_said_to_be():
     record = record_of("uci-printed")
     record["parts"] = [part for part in record["parts"] if part["label"].startswith("boston")]
