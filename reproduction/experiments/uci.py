@@ -92,8 +92,8 @@ _OURS_BY_SET: dict[str, dict[str, Any]] = {
 
 
 # Ensembles are compared with themselves without the emergent variance on so many of the first
-# splits; on 5 where nothing else is said.
-_COMPARED = {"protein": 2}
+# splits.
+_COMPARED = 3
 
 
 def calibrated(name: str) -> str:
@@ -131,7 +131,7 @@ def _parts(changes: Mapping[str, Any], few: Sequence[str] = ()) -> tuple[Part, .
         ),
         *(Part(calibrated(name), 0, _ensembles(name) | ours) for name in chosen),
         *(
-            Part(without_emergent(name), 0, _ensembles(name) | ours | _compared(name, ours))
+            Part(without_emergent(name), 0, _ensembles(name) | ours | _compared(ours))
             for name in chosen
         ),
     )
@@ -143,10 +143,9 @@ def _ensembles(name: str) -> dict[str, Any]:
     return {**_OURS, **about, **_OURS_BY_SET[name]}
 
 
-def _compared(name: str, ours: Mapping[str, Any]) -> dict[str, Any]:
+def _compared(ours: Mapping[str, Any]) -> dict[str, Any]:
     """What differs where they are compared with themselves without the emergent variance."""
-    splits = min(_COMPARED.get(name, 5), ours.get("splits", 20))
-    return {"without": True, "splits": splits}
+    return {"without": True, "splits": min(_COMPARED, ours.get("splits", _COMPARED))}
 
 
 _TINY = {
