@@ -89,9 +89,9 @@ _WHY = {
     "squared errors of most sets; held-out data choose the largest of the three almost always, "
     "and a larger one where there is one (see uci).",
     MIN_MAX: "Mostly ours are nearer to the printed cells than with standardised inputs, and in "
-    "few within the bound. Which splits, which noise and which scaling each printed cell is of is not "
-    "published; the authors' code also leaves out the last, incomplete batch of an epoch, of which "
-    "the text says nothing.",
+    "few within the bound. Which splits, which noise and which scaling each printed cell is of is "
+    "not published; the authors' code also leaves out the last, incomplete batch of an epoch, of "
+    "which the text says nothing.",
 }
 
 
