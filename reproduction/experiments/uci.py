@@ -314,8 +314,8 @@ def _emergent_claims() -> list[Claim]:
             majority=True,
             ours=True,
             why="Beside the spread of the members' means the emergent variance says little that is "
-            "new, and where its factor a is 0 (see the table) nothing; with so few splits a few test "
-            "samples decide the rest.",
+            "new, and where its factor a is 0 (see the table) nothing; with so few splits a few "
+            "test samples decide the rest.",
         )
     ]
 
