@@ -139,7 +139,9 @@ def _parts(changes: Mapping[str, Any], few: Sequence[str] = ()) -> tuple[Part, .
 
 def _ensembles(name: str) -> dict[str, Any]:
     """Settings of our ensembles for a set."""
-    about = {key: _SETS[name][key] for key in ("data", "splits") if key in _SETS[name]}
+    about: dict[str, Any] = {
+        key: _SETS[name][key] for key in ("data", "splits") if key in _SETS[name]
+    }
     return {**_OURS, **about, **_OURS_BY_SET[name]}
 
 
