@@ -31,6 +31,10 @@ _CONTENTS = {
         "Tables 1 and 4, regression_main and regression",
         "Regression: log-likelihood on small sets",
     ),
+    "uci-printed": (
+        "Tables 1 and 4, cell by cell",
+        "Regression as printed: every cell",
+    ),
     "mechanism": ("Fig. 5, interpert", "Entropy and the distance to the boundary"),
     "correlation": ("Fig. 6, cov_vs_no_cov_all (MNIST)", "With and without correlations: MNIST"),
     "correlation-cifar10": (
@@ -105,6 +109,7 @@ _TOPICS = (
     "supervision",
     "theorems",
     "uci",
+    "uci_printed",
 )
 _KNOWN: dict[str, Experiment] = {
     experiment.name: experiment

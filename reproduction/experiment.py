@@ -84,6 +84,7 @@ class Claim:
             one for each label; or a number of other results.
         label: of which parts, or labels of which; of all of them if empty.
         of: the experiment whose results it is about, if that is another one.
+        instead: label of a part -> label of one that stands in for it until it is measured.
         published: the number as printed, with what the paper compares it with; empty if it has
             none.
         least, most: bounds within which a measured number is in accord with the claim.
@@ -104,6 +105,7 @@ class Claim:
     minus: str | tuple[str, ...] | Mapping[str, float] | Elsewhere = ""
     label: str | tuple[str, ...] = ""
     of: str = ""
+    instead: Mapping[str, str] = field(default_factory=dict)
     published: str = ""
     least: float | None = None
     most: float | None = None
@@ -159,10 +161,14 @@ class Claim:
         """Those of the results that it is about; none where what it is compared with is lacking."""
         if self.of:
             record = record.get("beside", {}).get(self.of) or {"parts": ()}
+        measured = {part["label"] for part in record["parts"]}
+        replaced = {self.instead[label] for label in measured & set(self.instead)}
         found = [
             part
             for part in record["parts"]
-            if self.metric in part["metrics"] and (not self.labels or part["label"] in self.labels)
+            if self.metric in part["metrics"]
+            and (not self.labels or part["label"] in self.labels)
+            and part["label"] not in replaced
         ]
         return [] if isinstance(self.minus, Elsewhere) and not self.others(record) else found
 

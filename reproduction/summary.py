@@ -79,7 +79,7 @@ TOPICS = (
     ),
     Topic(
         "Error bars of regression are as good as published",
-        {"uci": (), "uci-shared": ()},
+        {"uci": (), "uci-printed": (), "uci-shared": ()},
     ),
     Topic(
         "Entropy is high near the boundary between classes",

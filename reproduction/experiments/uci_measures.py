@@ -16,7 +16,7 @@ from covary.moments import Moments
 from covary.training import RegressionLoss, TensorBatches, TrainingConfig, fit
 from reproduction import store
 from reproduction.experiment import Measured, Part
-from reproduction.experiments.uci_standardized import Standardized
+from reproduction.experiments.uci_standardized import STANDARDISED, Standardized
 from reproduction.experiments.uci_training import (
     EnsembleCalibration,
     EnsemblePrediction,
@@ -47,6 +47,7 @@ def splits_of(settings: Mapping[str, Any], workshop: Workshop) -> list[Split]:
             data_dir=workshop.data_dir,
             limit=settings["limit"],
             waves=settings.get("waves", ()),
+            scaling=settings.get("scaling", STANDARDISED),
         )
         for index in range(settings["splits"])
     ]
@@ -227,6 +228,9 @@ def measure_calibrated(part: Part, workshop: Workshop) -> Measured:
     rows = {name: [line[name] for line in lines] for name in lines[0]}
     metrics = {name: _mean(rows[name], "log-likelihood") for name in rows}
     metrics["covered by 90%"] = _mean(rows["calibrated"], "covered")
+    if "without emergent variance" in rows:
+        gain = metrics["calibrated"] - metrics["without emergent variance"]
+        metrics["added by emergent variance"] = gain
     return Measured(metrics, {name: columns(same) for name, same in rows.items()})
 
 
@@ -284,6 +288,9 @@ def _calibrated(part: Part, split: Split) -> list[dict[str, Any]]:
         "constant variance": (EnsembleCalibration(0.0, 0.0, best["error"])(together), {}),
         "one network": (best["alone"](alone), {}),
     }
+    if settings.get("without"):
+        found = best["without"]
+        whole["without emergent variance"] = (found(together), found._asdict())
     return [
         {
             name: {**about, **scores(out, split.y_test), **more}
@@ -301,41 +308,54 @@ def _fitted(outs: Sequence[Sequence[Moments]], target: torch.Tensor) -> dict[str
     return {
         "together": found,
         "alone": calibrate(alone, target, least=least),
+        "without": calibrate(together.without_emergent(), target, least=least),
         "error": (target[:, 0] - together.mean).square().mean().item(),
         "score": densities(found(together), target).mean().item(),
     }
 
 
 def measure_shared(part: Part, workshop: Workshop) -> Measured:
-    """MNNs whose mini-batches share a covariance in training, beside those that have their own.
+    """MNNs whose mini-batches share a covariance in training.
 
-    Networks of one hidden layer are trained alike either way, so the rows are those of the other
-    table. That this is so is measured: networks of the first split, trained by the library's own
-    steps with each of the three covariances, are compared.
+    Networks of one hidden layer are trained alike whether they share it or have their own, so the
+    rows are those of networks that have their own. With ``check`` among the settings it is measured
+    that this is so.
     """
     recipe = {key: value for key, value in part.settings.items() if key != "check"}
     whole = Part(part.label, part.seed, recipe)
     metrics: dict[str, float | None] = {}
     series: dict[str, Any] = {}
-    (first,) = splits_of({**recipe, "splits": 1}, workshop)
     for activation in recipe["activations"]:
         lines = [line["MNN"] for line in by_recipe(whole, activation, workshop)]
         name = f"MNN {activation}"
         metrics[name], series[name] = _mean(lines, "log-likelihood"), columns(lines)
-        nets = {
-            covariance: _by_library(part, first, activation, covariance)
-            for covariance in ("full", "shared", "diagonal")
-        }
-        found = {
-            covariance: scores(predicted(net, first.x_test), first.y_test)["log-likelihood"]
-            for covariance, net in nets.items()
-        }
-        metrics[f"lost by sharing, {activation}"] = found["full"] - found["shared"]
-        weights = {name: _weights(net) for name, net in nets.items()}
-        for covariance in ("shared", "diagonal"):
-            gap = (weights[covariance] - weights["full"]).abs().max() / weights["full"].abs().max()
-            metrics[f"weights, {covariance} and full, {activation}"] = gap.item()
+        if "check" in part.settings:
+            metrics |= _lost_by_sharing(part, activation, workshop)
     return Measured(metrics, series)
+
+
+def _lost_by_sharing(part: Part, activation: str, workshop: Workshop) -> dict[str, float]:
+    """How networks of the first split differ, by which covariance they are trained with.
+
+    They are trained for a while by the library's own steps, with each of three covariances.
+    """
+    (first,) = splits_of({**part.settings, "splits": 1}, workshop)
+    nets = {
+        covariance: _by_library(part, first, activation, covariance)
+        for covariance in ("full", "shared", "diagonal")
+    }
+    found = {
+        covariance: scores(predicted(net, first.x_test), first.y_test)["log-likelihood"]
+        for covariance, net in nets.items()
+    }
+    weights = {name: _weights(net) for name, net in nets.items()}
+    largest = weights["full"].abs().max()
+    return {f"lost by sharing, {activation}": found["full"] - found["shared"]} | {
+        f"weights, {name} and full, {activation}": (
+            (weights[name] - weights["full"]).abs().max() / largest
+        ).item()
+        for name in ("shared", "diagonal")
+    }
 
 
 def _by_library(part: Part, split: Split, activation: str, covariance: str) -> nn.Module:

@@ -26,7 +26,7 @@ from covary.nn import Linear
 from covary.training import TrainingConfig, fit
 from covary.training.replicas import ReplicaBatches
 from covary.uncertainty.agreement import gathered
-from reproduction.experiments.uci_standardized import Standardized
+from reproduction.experiments.uci_standardized import STANDARDISED, Standardized
 
 # Networks are trained so many at once that a layer of all has this many numbers: with more they
 # fall out of the cache, with less a step is all overhead. And never more than so many networks.
@@ -34,6 +34,9 @@ _NUMBERS_IN_A_STEP = 2**18
 _MOST_AT_ONCE = 60
 # Numbers in the covariances of samples that are predicted at a time.
 _NUMBERS_AT_A_TIME = 2**21
+# Logarithm of a density of 0, as of a target off a mean of variance 0. Averages stay numbers, for
+# which files have a word.
+_LEAST = -1e100
 
 
 class _ReluMean(torch.autograd.Function):
@@ -241,7 +244,8 @@ def predicted(net: nn.Module, x: Tensor, covariance: str = "full") -> Moments:
 def densities(out: Moments, y: Tensor) -> Tensor:
     """(n,) log-density of each target (n, 1) under the Gaussian that is predicted for it."""
     var = out.variance[:, 0]
-    return -0.5 * ((y - out.mean)[:, 0].square() / var + (2 * math.pi * var).log())
+    found = -0.5 * ((y - out.mean)[:, 0].square() / var + (2 * math.pi * var).log())
+    return torch.where(var > 0, found, _LEAST).clamp(min=_LEAST)
 
 
 # How targets may be transformed before anything else; log-likelihoods are of what comes out.
@@ -272,6 +276,7 @@ class Split:
         limit: train on so many samples at most; 0 for all.
         waves: of every standardised input z, add sin(f z) and cos(f z) for these f. Networks learn
             what varies slowly first; with waves they learn what varies fast as well.
+        scaling: of the samples that networks are trained on; see ``Standardized``.
     """
 
     def __init__(
@@ -283,8 +288,9 @@ class Split:
         data_dir: str | None,
         limit: int = 0,
         waves: Sequence[float] = (),
+        scaling: str = STANDARDISED,
     ) -> None:
-        self.index = index
+        self.index, self.scaling = index, scaling
         found = data.load(name, split=index, data_dir=data_dir)
         change = TARGETS[targets]
         size = limit or len(found.x)
@@ -294,11 +300,11 @@ class Split:
 
     def whole(self) -> Standardized:
         """All of the training part."""
-        return Standardized(self.x, self.y)
+        return Standardized(self.x, self.y, self.scaling)
 
     def without(self, rows: Fold) -> Standardized:
-        """The training part without what is held out; standardised by the rest alone."""
-        return Standardized(self.x[rows.training], self.y[rows.training])
+        """The training part without what is held out; scaled by the rest alone."""
+        return Standardized(self.x[rows.training], self.y[rows.training], self.scaling)
 
     def validation(self, share: float, seed: int) -> Fold:
         """A share of the training part held out."""
@@ -344,6 +350,10 @@ class EnsemblePrediction(NamedTuple):
         """One after another, such as folds."""
         return cls(*(torch.cat(same) for same in zip(*some, strict=True)))
 
+    def without_emergent(self) -> EnsemblePrediction:
+        """The same with members that are sure of themselves: variances of 0."""
+        return self._replace(variance=torch.zeros_like(self.variance))
+
 
 def rounding(y: Tensor) -> float:
     """What variance rounding leaves of targets (n, 1): gap^2 / 12 of the least gap between two.
@@ -371,7 +381,7 @@ def calibrate(out: EnsemblePrediction, y: Tensor, *, least: float = 0.0) -> Ense
     mean_square = error.square().mean()
     parts = torch.stack([out.variance, out.spread, mean_square.expand(len(error))])
     level = parts.mean(1, keepdim=True)
-    # A single network has no spread.
+    # What there is none of stays 0.
     shares = parts / torch.where(level > 0, level, 1.0)
     squared = error.square() / mean_square
     floor = least / mean_square.item() + 1e-8
@@ -398,5 +408,6 @@ def calibrate(out: EnsemblePrediction, y: Tensor, *, least: float = 0.0) -> Ense
         if value < lowest:
             best, lowest = found, value
     scales = (best.exp() * mean_square / torch.where(level > 0, level, mean_square)[:, 0]).tolist()
-    rest = (scales[2] + floor) * mean_square.item()
-    return EnsembleCalibration(scales[0], scales[1] if level[1] > 0 else 0.0, rest)
+    # What there is none of has no scale, such as the spread of a single network.
+    own, spread = (scales[place] if level[place] > 0 else 0.0 for place in (0, 1))
+    return EnsembleCalibration(own, spread, (scales[2] + floor) * mean_square.item())

@@ -16,6 +16,7 @@ from reproduction.figures import (
     supervision,
     theory,
     uci,
+    uci_printed,
 )
 from reproduction.figures.layout import Record, ShownTable
 
@@ -35,6 +36,7 @@ TABLES: dict[str, Callable[[Record], ShownTable]] = {
     **networks.TABLES,
     **images.TABLES,
     **uci.TABLES,
+    **uci_printed.TABLES,
     **supervision.TABLES,
 }
 

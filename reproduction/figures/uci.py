@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from matplotlib.axes import Axes
 
 from covary.report.drawing import BLUE, ORANGE, PURPLE, SLATE, TEAL, Drawing, swatch
-from reproduction.experiments.uci import calibrated, closer
+from reproduction.experiments.uci import calibrated, closer, without_emergent
 from reproduction.figures.layout import Record, ShownTable, composed, letter, panels
 from reproduction.published import uci as published
 from reproduction.published.uci import (
@@ -17,11 +17,10 @@ from reproduction.published.uci import (
     BEST_OF_MOMENTS,
     OTHERS,
     OWN,
-    SHARED,
     PublishedRow,
 )
 
-_TITLES = {
+TITLES = {
     "boston-housing": "boston",
     "concrete": "concrete",
     "kin8nm": "kin8nm",
@@ -40,11 +39,11 @@ _FACTORS = {
 # The columns: sets, and those with logarithms of their targets.
 _RAW = list(published.SETS)
 _LOGS = [f"{name}, log targets" for name in published.LOG_TARGETS]
-_HEAD = ["", *(_TITLES[name] for name in _RAW)]
-_HEAD += [f"log {_TITLES[name]}" for name in published.LOG_TARGETS]
+_HEAD = ["", *(TITLES[name] for name in _RAW)]
+_HEAD += [f"log {TITLES[name]}" for name in published.LOG_TARGETS]
 _NEGLIGIBLE = 1e-3
 _ABOUT_THE_SAME = 0.02
-_NOT_RUN = "not run"
+NOT_RUN = "not run"
 _NONE = "-"
 # Our rows by the paper's recipe, by what they are called in results.
 _RECIPE = {**{key: row.method for key, row in OWN.items()}, "best": "best on held-out data"}
@@ -69,6 +68,7 @@ def table(record: Record) -> ShownTable:
     for key, words in _OURS.items():
         cells = [_measured(record, calibrated(name), key) for name in _RAW]
         rows.append([f"{words}, ours", *cells, *[_NONE] * len(_LOGS)])
+    rows += [[words, *cells, *[_NONE] * len(_LOGS)] for words, cells in _compared(record)]
     for key, words in _FACTORS.items():
         cells = [_factor(record, calibrated(name), key) for name in _RAW]
         rows.append([f"calibrated ensemble: {words}", *cells, *[_NONE] * len(_LOGS)])
@@ -94,36 +94,28 @@ def table(record: Record) -> ShownTable:
     )
 
 
-def shared_table(record: Record) -> ShownTable:
-    """The table of shared covariances, published and ours, and how far training differs."""
-    labels = [*_RAW, *_LOGS]
-    rows = [[f"{row.method}, published", *_published(row)] for row in SHARED.values()]
-    for key, row in SHARED.items():
-        cells = [_measured(record, label, key) for label in labels]
-        rows.append([f"{row.method}, ours, those of uci", *cells])
-    for key, row in SHARED.items():
-        activation = key.split()[1]
-        for kind in ("shared", "diagonal"):
-            gaps = [
-                _metric(record, label, f"weights, {kind} and full, {activation}")
-                for label in labels
-            ]
-            cells = [_NOT_RUN if gap is None else f"{gap:.0e}" if gap else "0" for gap in gaps]
-            rows.append([f"{row.method}, weights with {kind} and full covariance", *cells])
-    return ShownTable(
-        _HEAD,
-        rows,
-        "Log-likelihood per sample (nats) where mini-batches share a covariance in training; "
-        "brackets and columns as in the table without sharing. Below: the largest difference "
-        "between the weights of networks that were trained for a while on the first split with "
-        "these covariances, in the largest weight. It is rounding, so both tables are one.",
-    )
+def _compared(record: Record) -> list[tuple[str, list[str]]]:
+    """Ensembles with and without the emergent variance, on the splits that have both."""
+    labels = [without_emergent(name) for name in _RAW]
+    kinds = ("calibrated", "without emergent variance")
+    scores = [[by_split(record, label, kind) for kind in kinds] for label in labels]
+    gains = [[a - b for a, b in zip(*pair, strict=True)] for pair in scores]
+    counts = [str(len(each)) if each else NOT_RUN for each in gains]
+    return [
+        ("some of the first splits: how many", counts),
+        ("there, calibrated ensemble, ours", [_mean_and_error(each) for each, _ in scores]),
+        (
+            "there, without the emergent variance (a = 0), ours",
+            [_mean_and_error(each) for _, each in scores],
+        ),
+        ("there, added by the emergent variance", [_mean_and_error(each) for each in gains]),
+    ]
 
 
 def _above_best_known() -> str:
     """Cells of the paper's table that what we hold for the best known does not take in."""
     found = [
-        f"{method} on {_TITLES[name]} ({mean:.2f})"
+        f"{method} on {TITLES[name]} ({mean:.2f})"
         for name in published.SETS
         for method, mean in published.above_best_of_moments(name).items()
     ]
@@ -141,12 +133,12 @@ def _without_covariance(record: Record) -> str:
     for name in published.SETS:
         factors = _column(record, calibrated(name), "calibrated", "own")
         ours, plain = (
-            _by_split(record, calibrated(name), row) for row in ("calibrated", "constant variance")
+            by_split(record, calibrated(name), row) for row in ("calibrated", "constant variance")
         )
         if factors and max(factors) < _NEGLIGIBLE:
-            unused.append(_TITLES[name])
+            unused.append(TITLES[name])
         if ours and statistics.fmean(plain) > statistics.fmean(ours) - _ABOUT_THE_SAME:
-            constant.append(_TITLES[name])
+            constant.append(TITLES[name])
     said = ""
     if unused:
         said += f"The emergent variance has no part in the calibrated one on {', '.join(unused)}. "
@@ -170,37 +162,35 @@ def _published(row: PublishedRow) -> list[str]:
     return [*raw, *(cell(name, wanted=True) for name in published.LOG_TARGETS)]
 
 
-def _of(record: Record, label: str) -> Record | None:
+def part_of(record: Record, label: str) -> Record | None:
+    """The part of that label; None if it was not measured."""
     return next((part for part in record["parts"] if part["label"] == label), None)
 
 
-def _by_split(record: Record, label: str, row: str) -> list[float]:
+def by_split(record: Record, label: str, row: str) -> list[float]:
+    """Log-likelihoods of a row, split by split; none if it was not measured."""
     return _column(record, label, row, "log-likelihood")
 
 
 def _column(record: Record, label: str, row: str, key: str) -> list[float]:
     """A number of a row, split by split; nothing if it was not measured."""
-    part = _of(record, label)
+    part = part_of(record, label)
     if part is None or row not in part["series"]:
         return []
     return list(part["series"][row][key])
 
 
-def _metric(record: Record, label: str, metric: str) -> float | None:
-    part = _of(record, label)
-    return None if part is None else part["metrics"].get(metric)
-
-
-def _error(values: Sequence[float]) -> float:
+def standard_error(values: Sequence[float]) -> float:
     """Standard error of the mean; 0 of one."""
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
-def _measured(record: Record, label: str, row: str, *, none: str = _NOT_RUN) -> str:
-    values = _by_split(record, label, row)
-    if not values:
-        return none
-    return f"{statistics.fmean(values):.2f} ({_error(values):.2f})"
+def _measured(record: Record, label: str, row: str, *, none: str = NOT_RUN) -> str:
+    return _mean_and_error(by_split(record, label, row), none=none)
+
+
+def _mean_and_error(values: Sequence[float], *, none: str = NOT_RUN) -> str:
+    return f"{statistics.fmean(values):.2f} ({standard_error(values):.2f})" if values else none
 
 
 def _reached(record: Record, label: str) -> str:
@@ -208,21 +198,21 @@ def _reached(record: Record, label: str) -> str:
     name, _, logarithm = label.partition(",")
     if (name in published.LOG_TARGETS) != bool(logarithm):
         return _NONE
-    values = _by_split(record, label, "best")
+    values = by_split(record, label, "best")
     if not values:
-        return _NOT_RUN
+        return NOT_RUN
     return f"{sum(value >= published.best_own(name) for value in values)} of {len(values)}"
 
 
 def _distance(record: Record, name: str, best: float) -> str:
-    values = _by_split(record, calibrated(name), "calibrated")
-    return f"{statistics.fmean(values) - best:+.2f}" if values else _NOT_RUN
+    values = by_split(record, calibrated(name), "calibrated")
+    return f"{statistics.fmean(values) - best:+.2f}" if values else NOT_RUN
 
 
 def _factor(record: Record, label: str, key: str) -> str:
     """A factor of the calibrated variance, on average over splits."""
     values = _column(record, label, "calibrated", key)
-    return f"{statistics.fmean(values):.2g}" if values else _NOT_RUN
+    return f"{statistics.fmean(values):.2g}" if values else NOT_RUN
 
 
 @composed
@@ -231,14 +221,14 @@ def likelihoods(record: Record) -> Drawing:
     shown = [
         name
         for name in published.SETS
-        if _of(record, name) is not None or _of(record, calibrated(name)) is not None
+        if part_of(record, name) is not None or part_of(record, calibrated(name)) is not None
     ] or list(published.SETS)
     columns = min(4, len(shown))
     lines = -(-len(shown) // columns)
     figure, axes = panels(lines, columns, height=0.7 + 2.35 * lines)
     said = []
     for place, (name, each) in enumerate(zip(shown, axes, strict=False)):
-        letter(each, "abcdefgh"[place], _TITLES[name])
+        letter(each, "abcdefgh"[place], TITLES[name])
         said.append(_panel(each, record, name, names=place % columns == 0))
     for empty in axes[len(shown) :]:
         empty.axis("off")
@@ -278,9 +268,9 @@ def _panel(axes: Axes, record: Record, name: str, *, names: bool) -> str:
         ("one, calibrated", calibrated(name), "one network", TEAL, "s"),
         ("calibrated", calibrated(name), "calibrated", TEAL, "s"),
     ):
-        values = _by_split(record, label, key)
+        values = by_split(record, label, key)
         mean = statistics.fmean(values) if values else math.nan
-        rows.append((words, mean, _error(values), colour, marker))
+        rows.append((words, mean, standard_error(values), colour, marker))
     known = sorted(mean for _, mean, *_ in rows if math.isfinite(mean))
     best, middle = known[-1], known[len(known) // 2]
     # A network that failed must not leave the rest on one line.
@@ -297,8 +287,8 @@ def _panel(axes: Axes, record: Record, name: str, *, names: bool) -> str:
     axes.locator_params(axis="x", nbins=4)
     axes.set_xlabel("log-likelihood (nats)")
     numbers = ", ".join(f"{words} {mean:.2f}" for words, mean, *_ in rows if math.isfinite(mean))
-    return f"{_TITLES[name]}: {numbers}"
+    return f"{TITLES[name]}: {numbers}"
 
 
 FIGURES: dict[str, Callable[[Record], Drawing]] = {"uci": likelihoods}
-TABLES: dict[str, Callable[[Record], ShownTable]] = {"uci": table, "uci-shared": shared_table}
+TABLES: dict[str, Callable[[Record], ShownTable]] = {"uci": table}

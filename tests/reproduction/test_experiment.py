@@ -116,6 +116,16 @@ def test_a_claim_may_be_about_a_difference():
     assert by_label.values(record) == [0.5, -1.0]
 
 
+def test_a_part_stands_in_for_another_until_that_is_measured():
+    parts = [{"label": label, "metrics": {"ours": float(len(label))}} for label in ("all", "first")]
+    claim = Claim(
+        says="", metric="ours", label=("all", "first"), instead={"all": "first"}, least=4.0
+    )
+    assert claim.values(parts[1:]) == [5.0]
+    assert claim.values(parts) == [3.0]
+    assert claim.values(parts[:1]) == [3.0]
+
+
 def test_a_claim_that_cannot_fail_is_none():
     with pytest.raises(ValueError, match="bound"):
         Claim(says="Something.", metric="number")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,19 @@ def test_entropy_under_attack_stands_beside_strange_inputs():
     assert "b  entropy under attack" in titles
     assert "under attack by FGSM" in with_attacks.caption
     assert "attack" not in without.caption
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_claims_read_numbers_that_are_measured(name):
+    """Of a number that no part has there would be no verdict, and nobody would miss it."""
+    experiment, record = get(name), read(RESULTS, get(name))
+    for claim in experiment.claims:
+        if claim.needs:  # numbers of other results, which may be lacking
+            continue
+        minus = (claim.minus,) if isinstance(claim.minus, str) else claim.minus
+        others = set() if isinstance(minus, Mapping) else {each for each in minus if each}
+        about = [
+            part for part in record["parts"] if not claim.labels or part["label"] in claim.labels
+        ]
+        found = [part for part in about if {claim.metric} | others <= set(part["metrics"])]
+        assert found or not about, f"No part of {name} has {claim.metric} and {others}."

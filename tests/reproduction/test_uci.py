@@ -12,10 +12,12 @@ import covary
 from covary.moments import Moments
 from covary.training import RegressionLoss, TensorBatches, TrainingConfig, fit
 from reproduction.experiment import Part
-from reproduction.experiments import uci, uci_measures, uci_training
+from reproduction.experiments import uci, uci_measures, uci_printed, uci_training
 from reproduction.experiments.uci_standardized import Standardized
 from reproduction.published import uci as published
+from reproduction.store import load
 from reproduction.workshop import Workshop
+from tests.reproduction.trials import RESULTS
 
 ACTIVATIONS = ("relu", "heaviside")
 
@@ -116,6 +118,13 @@ def test_densities_are_those_of_a_gaussian_on_the_targets_scale():
     np.testing.assert_allclose(uci_training.densities(out, y).numpy(), expected, rtol=1e-12)
 
 
+def test_a_target_off_a_mean_that_has_no_variance_counts_as_most_unlikely():
+    matrix = torch.tensor([0.0, 0.0, 1e-250]).double()[:, None, None]
+    mean, y = torch.zeros(3, 1).double(), torch.tensor([[1.0], [0.0], [1.0]]).double()
+    out = Moments(mean, covary.covariance.Full(matrix, added=matrix.new_zeros(1, 1)))
+    assert uci_training.densities(out, y).tolist() == [-1e100] * 3
+
+
 def drawn(size):
     random = np.random.default_rng(0)
     variance, spread = random.gamma(2.0, 1.0, size), random.gamma(1.0, 0.5, size)
@@ -147,6 +156,22 @@ def test_calibration_is_the_most_likely_one():
 
     best = optimize.minimize(loss, np.zeros(3), method="Nelder-Mead", options={"maxiter": 2000})
     assert found == pytest.approx(-best.fun, abs=1e-5)
+
+
+def test_without_the_emergent_variance_the_rest_is_the_most_likely_one():
+    out, y, _ = drawn(300)
+    fitted = uci_training.calibrate(out.without_emergent(), y)
+    assert fitted.own == 0
+    found = uci_training.densities(fitted(out), y).mean().item()
+
+    def loss(logs):
+        calibration = uci_training.EnsembleCalibration(0.0, *np.exp(logs))
+        return -uci_training.densities(calibration(out), y).mean().item()
+
+    best = optimize.minimize(loss, np.zeros(2), method="Nelder-Mead", options={"maxiter": 2000})
+    assert found == pytest.approx(-best.fun, abs=1e-5)
+    whole = uci_training.densities(uci_training.calibrate(out, y)(out), y).mean().item()
+    assert whole > found
 
 
 def test_a_single_network_has_no_spread_to_scale():
@@ -233,8 +258,15 @@ def small_set(monkeypatch):
 
 @pytest.mark.parametrize(
     "settings",
-    [SETTINGS, {**SETTINGS, "every": True}, OURS, {**OURS, "folds": 1}],
-    ids=["recipe", "every", "ours", "one fold"],
+    [
+        SETTINGS,
+        {**SETTINGS, "every": True},
+        {**SETTINGS, "scaling": "min-max"},
+        OURS,
+        {**OURS, "folds": 1},
+        {**OURS, "without": True},
+    ],
+    ids=["recipe", "every", "min-max", "ours", "one fold", "without"],
 )
 def test_nothing_is_chosen_by_the_test_part(small_set, settings, tmp_path):
     part = Part("small", 0, settings)
@@ -295,6 +327,41 @@ def test_sharing_the_covariance_changes_nothing_with_one_hidden_layer(small_set,
     assert abs(metrics["lost by sharing, relu"]) < 1e-9
     assert metrics["weights, shared and full, relu"] < 1e-9
 
+    plain, _ = uci_measures.measure_shared(Part("small", 0, SETTINGS), Workshop(folder=tmp_path))
+    assert plain == {"MNN relu": metrics["MNN relu"]}
+    _, series = uci.measure(Part("small", 0, SETTINGS), Workshop(folder=tmp_path))
+    assert plain["MNN relu"] == pytest.approx(np.mean(series["MNN relu"]["log-likelihood"]))
+
+
+def test_what_the_emergent_variance_adds_is_between_the_same_networks(small_set, tmp_path):
+    plain = uci.measure(Part("small", 0, OURS), Workshop(folder=tmp_path))
+    metrics, series = uci.measure(
+        Part("small", 0, {**OURS, "without": True}), Workshop(folder=tmp_path)
+    )
+    row = series["without emergent variance"]
+    assert row["own"] == [0.0]
+    assert row["rmse"] == series["calibrated"]["rmse"] == plain.series["calibrated"]["rmse"]
+    assert series["calibrated"] == plain.series["calibrated"]
+    gain = metrics["calibrated"] - metrics["without emergent variance"]
+    assert metrics["added by emergent variance"] == gain
+
+
+def test_stored_metrics_are_those_that_are_measured_now(small_set, tmp_path):
+    """What a result has beside them is of code that is no more."""
+    kinds = {
+        "closer": {**SETTINGS, "every": True},
+        "calibrated": OURS,
+        "without": {**OURS, "without": True},
+        "": SETTINGS,
+    }
+    for part in load(RESULTS, "uci")["parts"]:
+        settings = kinds[next(kind for kind in kinds if kind in part["label"])]
+        if "activations" in settings:
+            settings = {**settings, "activations": list(ACTIVATIONS)}
+        now = uci.measure(Part("small", 0, settings), Workshop(folder=tmp_path))
+        assert set(part["metrics"]) == set(now.metrics)
+        assert set(part["series"]) == set(now.series)
+
 
 @pytest.mark.parametrize(("targets", "change"), [("raw", np.array), ("log1p", np.log1p)])
 def test_targets_are_transformed_before_anything_else(small_set, targets, change):
@@ -316,10 +383,13 @@ def test_every_published_set_is_measured_by_both_recipes():
     labels = {part.label for part in uci.PARTS["paper"]}
     assert labels >= set(published.SETS)
     assert labels >= {uci.calibrated(name) for name in published.SETS}
+    assert labels >= {uci.without_emergent(name) for name in published.SETS}
     assert labels >= {f"{name}, log targets" for name in published.LOG_TARGETS}
 
 
-@pytest.mark.parametrize("experiment", uci.EXPERIMENTS, ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "experiment", [*uci.EXPERIMENTS, *uci_printed.EXPERIMENTS], ids=lambda each: each.name
+)
 def test_claims_are_about_parts_that_are_measured(experiment):
     labels = {part.label for part in experiment.parts["paper"]}
     assert {label for claim in experiment.claims for label in claim.labels} <= labels
