@@ -121,9 +121,9 @@ def test_a_part_stands_in_for_another_until_that_is_measured():
     claim = Claim(
         says="", metric="ours", label=("all", "first"), instead={"all": "first"}, least=4.0
     )
-    assert claim.values(parts[1:]) == [5.0]
-    assert claim.values(parts) == [3.0]
-    assert claim.values(parts[:1]) == [3.0]
+    assert claim.values({"parts": parts[1:]}) == [5.0]
+    assert claim.values({"parts": parts}) == [3.0]
+    assert claim.values({"parts": parts[:1]}) == [3.0]
 
 
 def test_a_claim_that_cannot_fail_is_none():

@@ -58,7 +58,7 @@ def test_trained_networks_run_and_have_a_figure(label, tmp_path):
     record = reproduce(ROW, "smoke", workshop, results=tmp_path / "results", only=[label])
     for claim in ROW.claims:
         if label in claim.labels:
-            assert claim.values(record["parts"]), claim.says
+            assert claim.values(record), claim.says
     drawing = FIGURES[ROW.name](record)
     assert any(character.isdigit() for character in drawing.alt)
     drawing.figure.savefig(tmp_path / "figure.png")

@@ -70,7 +70,7 @@ def test_a_wrong_number_changes_the_verdict_on_its_cell_alone(name, key, cell):
         return {at: verdict(record, at[0], ROWS[name][at[0]], at[1]) for at in rows}
 
     def agreeing(scaling):
-        return uci_printed.cells(key, ROWS[name][key], scaling).agreeing(record["parts"])
+        return uci_printed.cells(key, ROWS[name][key], scaling).decided(record).count(True)
 
     assert set(verdicts(record).values()) == {"holds"}
     for scaling, left in ((STANDARDISED, "holds by min-max"), (MIN_MAX, "does not hold")):
@@ -131,7 +131,7 @@ def test_the_stored_verdicts_are_those_of_the_stored_numbers():
                     for part in record["parts"]
                     if part["label"] == uci_printed.label(cell, scaling)
                 )
-                assert claim.agreeing(record["parts"]) == expected
+                assert claim.decided(record).count(True) == expected
 
 
 def test_the_noises_are_the_printed_ones():
@@ -182,9 +182,9 @@ def test_the_first_splits_of_a_set_count_until_all_are_measured(scaling):
     first = {**whole, "label": uci_printed.first_splits("kin8nm", scaling)}
     first["metrics"] = {key: value + 1 for key, value in whole["metrics"].items()}
     record["parts"].append(first)
-    assert claim.agreeing(record["parts"]) == len(claim.values(record["parts"])) == 8
+    assert claim.decided(record).count(True) == len(claim.values(record)) == 8
     record["parts"].remove(whole)
-    assert len(claim.values(record["parts"])) == 8
-    assert claim.agreeing(record["parts"]) == 7
+    assert len(claim.values(record)) == 8
+    assert claim.decided(record).count(True) == 7
     (cell,) = [row for row in table(record).rows if row[0] == "kin8nm, MNN (R)"]
     assert cell[-1] != "holds"
