@@ -55,7 +55,7 @@ def _by_rows(usual: Choices, epochs: tuple[int, int]) -> dict[int, Choices]:
 
 _SMALL: dict[str, Any] = {"batch_size": 32, "schedule": "one-cycle"}
 _CLASSES = _by_rows(_settings((64, 32), 50, 1e-3, 1e-4), (50, 5))
-# Chosen among twelve settings by held-out fifths of the training rows of ten tables (docs/table.md).
+# Chosen among twelve by held-out fifths of the training rows of ten tables (docs/table.md).
 _TARGETS = _by_rows(
     _settings((64, 64), 60, 1e-2, 0.4, noise=(0.1,), optimizer="adamw", **_SMALL),
     (40, 10),
