@@ -16,7 +16,7 @@ import uvicorn
 
 from covary.server import Limits, Served, application
 from covary.server.application import Serving
-from covary.server.running import bound
+from covary.server.running import bound, configured
 from tests.commands import covary
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -86,8 +86,7 @@ def live(run: Path, *, token: str = "", look: float = 2.0, port: int = 0, **limi
     with bound("127.0.0.1", port) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         app = application(serving, token=token)
-        config = uvicorn.Config(app, log_config=None, access_log=False, ws="none")
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(configured(app))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import logging
@@ -343,6 +344,30 @@ def test_a_body_that_does_not_come_is_not_waited_for(prices):
         head = "POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         wire.sendall(f"{head}Content-Length: 100\r\n\r\n[".encode())
         assert wire.recv(4096).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nLong: ",
+        b"GET /",
+        b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n1\r\n[\r\n0\r\nLong: ",
+    ],
+    ids=["header", "path", "trailer"],
+)
+def test_what_comes_before_or_after_a_body_has_a_limit(prices, begin):
+    with live(prices) as server, socket.create_connection(server.address, 20) as wire:
+        answer = b""
+        with contextlib.suppress(ConnectionError):  # it hangs up while we send
+            wire.sendall(begin)
+            for _ in range(100):
+                wire.sendall(b"a" * 2**16)
+            pytest.fail("6 MB were taken")
+        with contextlib.suppress(ConnectionError):
+            answer = wire.recv(4096)
+        assert b" 200 " not in answer
+        assert server.client.get("/health").status_code == 200
 
 
 def test_what_was_taken_is_answered_before_the_server_ends(prices):

@@ -201,8 +201,8 @@ def application(serving: Serving, *, token: str = "", is_local: bool = True) -> 
     _answer_errors(app)
     _add_pages(app, serving)
     predictions = {
-        "/predict": _without_routing(app, partial(_predicted, serving, explained=False)),
-        "/explain": _without_routing(app, partial(_predicted, serving, explained=True)),
+        "/predict": _without_routing(app, partial(_answered, serving, explained=False)),
+        "/explain": _without_routing(app, partial(_answered, serving, explained=True)),
     }
 
     async def of_path(scope: Any, receive: Any, send: Any) -> None:
@@ -242,7 +242,7 @@ def _answer_errors(app: FastAPI) -> None:
         return _as_json({"error": documented.told(500)}, 500)
 
 
-async def _predicted(serving: Serving, request: Request, *, explained: bool) -> Response:
+async def _answered(serving: Serving, request: Request, *, explained: bool) -> Response:
     reply = await serving.predict(request, explained=explained)
     request.scope["covary"] = {"rows": reply.rows, "model": reply.model}
     return Response(reply.body, media_type="application/json")
@@ -251,7 +251,8 @@ async def _predicted(serving: Serving, request: Request, *, explained: bool) -> 
 def _without_routing(app: FastAPI, answer: Callable[[Request], Awaitable[Response]]) -> Any:
     """An ASGI application of one page: what is asked most does without the layers of FastAPI.
 
-    They take longer than a prediction does in a batch. Errors have the answers of ``app``.
+    They take longer than a prediction does in a batch. Errors have the answers of ``app``, whose
+    own page of that path describes it, and answers other methods.
     """
 
     async def answered(scope: Any, receive: Any, send: Any) -> None:
@@ -276,11 +277,11 @@ def _add_pages(app: FastAPI, serving: Serving) -> None:
 
     @app.post("/predict", **documented.PREDICT)
     async def predict(request: Request) -> Response:
-        return await _predicted(serving, request, explained=False)
+        return await _answered(serving, request, explained=False)
 
     @app.post("/explain", **documented.EXPLAIN)
     async def explain(request: Request) -> Response:
-        return await _predicted(serving, request, explained=True)
+        return await _answered(serving, request, explained=True)
 
     @app.get("/schema", summary="What may be asked, and what answers mean")
     async def schema() -> Response:

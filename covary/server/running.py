@@ -22,8 +22,11 @@ from covary.server.served import Served
 
 with needed("uvicorn", "covary serve", "serve"):
     import uvicorn
+with needed("httptools", "covary serve", "serve"):
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 TOKEN = "COVARY_TOKEN"
+_MOST_HEAD = 2**16  # bytes of a request's first line and headers
 _LEAST_TOKEN = 16  # characters
 _BACKLOG = 512
 
@@ -57,26 +60,67 @@ def serve(
         say_all(requests)
         serving = Serving(lambda: Served.load(run, **options), limits or Limits(), Path(run))
         app = application(serving, token=token, is_local=is_loopback(host))
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            proxy_headers=False,
-            ws="none",
-            timeout_graceful_shutdown=int(serving.limits.seconds) + 1,
-        )
+        config = configured(app, timeout_graceful_shutdown=int(serving.limits.seconds) + 1)
         address = _address(listening)
         _listen(listening, host, port)
-        # What is there now stays: to look through all of it for garbage takes a tenth of a second.
-        gc.collect()
-        gc.freeze()
-        with _reloading(serving):
+        with _reloading(serving), _without_pauses():
             log("started", url=address, model=serving.served.digest, pid=os.getpid())
             if started is not None:
                 started(address, serving.served)
             uvicorn.Server(config).run(sockets=[listening])
+
+
+class _Bounded(HttpToolsProtocol):
+    """HTTP whose heads, and what follows the parts of bodies, are not longer than a limit.
+
+    The parser collects them without one, before any application sees the request.
+    """
+
+    _collected = 0  # bytes since the parser last came to the end of a head or to a part of a body
+
+    def data_received(self, data: bytes) -> None:
+        self._collected += len(data)
+        super().data_received(data)
+        if self._collected > _MOST_HEAD and not self.transport.is_closing():
+            self.send_400_response(f"The headers are longer than {_MOST_HEAD:,} bytes.")
+
+    def on_headers_complete(self) -> None:
+        self._collected = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._collected = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._collected = 0
+        super().on_message_complete()
+
+
+def configured(app: Any, **more: Any) -> uvicorn.Config:
+    """How an application is served."""
+    return uvicorn.Config(
+        app,
+        http=_Bounded,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        ws="none",
+        **more,
+    )
+
+
+@contextmanager
+def _without_pauses() -> Iterator[None]:
+    """What is there now is not searched for garbage, which takes a tenth of a second each time."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def checked_token(token: str, host: str) -> str:
