@@ -13,6 +13,7 @@ from covary.runs.samples import validation_rows
 from covary.runs.training import objective_of
 from covary.runs.unseen import _alike, without_a_fold
 from covary.serving import Predictor
+from covary.training.batches import count
 from tests.commands import covary
 
 ROWS = 700
@@ -43,26 +44,48 @@ def test_error_bars_of_a_small_table_know_where_noise_is(sine):
     found = Predictor.load(sine)(new)
     error = np.abs(found["prediction"] - new["y"].to_numpy())
     left = new["x"].to_numpy() < 0
-    assert np.sqrt(np.mean(error[left] ** 2)) < 0.2
-    assert np.median(found["std"][left]) == pytest.approx(0.1, rel=0.4)
-    assert np.median(found["std"][~left]) == pytest.approx(0.5, rel=0.4)
+    size = {side: np.sqrt(np.mean(error[left == side] ** 2)) for side in (True, False)}
+    assert size[True] < 0.2
+    for side in (True, False):
+        assert np.median(found["std"][left == side]) == pytest.approx(size[side], rel=0.4)
     assert rank(found["std"], error) > 0.5
     inside = (found["low"] <= new["y"]) & (new["y"] <= found["high"])
     assert inside.mean() == pytest.approx(0.9, abs=0.05)
 
 
-def test_all_rows_but_those_to_test_on_are_looked_at_where_few_are_held_out(sine, monkeypatch):
-    run = runs.open(sine)
-    held_out, _ = validation_rows(len(run.data.x), run.config)
-    assert len(fitting._fitted(run, None).head.far) == len(run.data.x)
-    monkeypatch.setattr(fitting, "_ENOUGH", len(held_out))
-    assert len(fitting._fitted(run, None).head.far) == len(held_out)
+@pytest.fixture
+def fitted_to(monkeypatch):
+    """How many rows distributions are fitted to, one number for each fit."""
+    found = []
+    fit = fitting.TargetHead.fit
+
+    def counted(seen, y, held_out):
+        found.append(len(y))
+        return fit(seen, y, held_out)
+
+    monkeypatch.setattr(fitting.TargetHead, "fit", counted)
+    return found
+
+
+def trained(folder, table, *options):
+    table.to_csv(folder / "t.csv", index=False)
+    covary("train", folder / "t.csv", "--target", "y", "--out", folder / "run", *options)
+    return runs.open(folder / "run")
+
+
+def test_training_rows_are_looked_at_where_few_are_held_out(tmp_path, fitted_to, monkeypatch):
+    run = trained(tmp_path, waves(150, 0), "--epochs", 2)
+    held_out, training = validation_rows(len(run.data.x), run.config)
+    head = fitting._fitted(run, None).head
+    assert len(head.far) == len(held_out) == 12
+    monkeypatch.setattr(fitting, "_LEAST_TRAINING", len(training) + 1)
+    fitting._fitted(run, None)
+    monkeypatch.undo()
+    assert fitted_to == [len(run.data.x), len(held_out)]
 
 
 def test_each_network_ends_where_it_would_have_without_its_fold_and_alone(tmp_path):
-    waves(100, 2).to_csv(tmp_path / "t.csv", index=False)
-    covary("train", tmp_path / "t.csv", "--target", "y", "--epochs", 3, "--out", tmp_path / "run")
-    run = runs.open(tmp_path / "run")
+    run = trained(tmp_path, waves(100, 2), "--epochs", 3)
     _, rows = validation_rows(len(run.data.x), run.config)
     net = run.network("full")
     steps = []
@@ -75,18 +98,18 @@ def test_each_network_ends_where_it_would_have_without_its_fold_and_alone(tmp_pa
     found = without_a_fold(run, net, rows, progress)
     assert torch.cat([fold for _, fold in found]).sort().values.equal(rows)
     how = run.config.training
-    assert len(steps) % how.epochs == 0
+    fewest = len(rows) - max(len(fold) for _, fold in found)
+    assert len(steps) == how.epochs * count(fewest, how.batch_size)
     for number, (one, fold) in enumerate(found):
         seed = how.seed + 1 + number
         alone = _alike(run, net, seed)
         others = torch.cat([fold for i, (_, fold) in enumerate(found) if i != number])
-        fewest = len(rows) - max(len(fold) for _, fold in found)
         batches = training.TensorBatches(
             run.data.x[others[:fewest]], run.data.y[others[:fewest]], how.batch_size, seed=seed
         )
         training.fit(objective_of(alone, run.config), batches, how)
-        for trained, expected in zip(one.parameters(), alone.parameters(), strict=True):
-            torch.testing.assert_close(trained, expected, rtol=1e-3, atol=1e-4)
+        for value, expected in zip(one.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(value, expected, rtol=1e-3, atol=1e-4)
         x = run.data.x[fold]
         assert one(x).covariance_matrix.shape == (len(fold), 1, 1)
         assert not torch.allclose(one(x).mean, net(x).mean)
@@ -100,13 +123,47 @@ def test_each_network_ends_where_it_would_have_without_its_fold_and_alone(tmp_pa
         ("--activation", "lif"),
         ("--loss", "likelihood"),
         ("--clip", 1.0),
+        ("--hidden", "600,8"),
+        ("--target", "twice"),
     ],
     ids=lambda options: " ".join(map(str, options)),
 )
-def test_networks_of_any_configuration_are_trained_alike(tmp_path, options):
-    waves(120, 3).to_csv(tmp_path / "t.csv", index=False)
-    run = tmp_path / "run"
-    covary("train", tmp_path / "t.csv", "--target", "y", "--epochs", 2, "--out", run, *options)
-    found = Predictor.load(run)(waves(20, 4))
-    assert np.isfinite(found["std"]).all()
-    assert len(Predictor.load(run).model.head.far) == 120 * 0.8
+def test_networks_of_any_configuration_are_trained_alike(tmp_path, options, fitted_to):
+    table = waves(120, 3).assign(constant=1, twice=lambda rows: 2 * rows["y"])
+    run = trained(tmp_path, table, "--epochs", 2, *options)
+    found = Predictor.load(run.path)(table)
+    stds = [values for name, values in found.items() if "std" in name]
+    assert stds
+    assert np.isfinite(stds).all()
+    assert fitted_to == [96]
+
+
+def test_what_is_fitted_depends_on_the_run_alone(tmp_path):
+    run = trained(tmp_path, waves(120, 3), "--epochs", 2, "--dropout", 0.2)
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        found.append(fitting._fitted(run, None).state_dict())
+    assert found[0].keys() == found[1].keys()
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_where_networks_alike_cannot_be_trained_held_out_rows_are_all(
+    tmp_path, fitted_to, monkeypatch
+):
+    run = trained(tmp_path, waves(120, 3), "--epochs", 2)
+
+    def diverging(*_, **__):
+        raise training.DivergedError("The loss is no number.")
+
+    monkeypatch.setattr(training, "fit", diverging)
+    assert np.isfinite(Predictor.load(run.path)(waves(9, 4))["std"]).all()
+    assert fitted_to == [10]
+
+
+def test_a_table_with_next_to_no_training_rows_predicts(tmp_path, fitted_to):
+    options = ("--epochs", 2, "--validation", 0.9, "--batch-norm")
+    run = trained(tmp_path, waves(30, 3), *options)
+    assert np.isfinite(Predictor.load(run.path)(waves(9, 4))["std"]).all()
+    assert fitted_to == [22]

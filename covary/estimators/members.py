@@ -19,13 +19,12 @@ from covary.models import mlp, with_covariance
 from covary.moments import Moments
 from covary.nn import Rescale, Standardize
 from covary.training import Display, Epoch, TrainingConfig, fit
+from covary.training.batches import filling
 from covary.training.objectives import measured
 from covary.training.replicas import ReplicaBatches, ReplicaLoss
 
 # Numbers in the covariances that are computed at a time: 128 MB in double precision.
 _NUMBERS_AT_A_TIME = 2**24
-# With as many batches, leaving out what does not fill another one costs little.
-_BATCHES_OF_ONE_SIZE = 10
 # A recipe of less of the largest weight is left out: it costs as much and says little.
 _LEAST_WEIGHT = 0.1
 # Held-out rows that are looked at: more say little more.
@@ -293,10 +292,9 @@ def _rows_of_each(folds: Sequence[Fold], members: int, batch: int, seed: int) ->
     """(folds * members, rows) what each member is trained on.
 
     Those of its fold, but for a few that are left out, other ones for each member, so that all
-    batches have the same size: a step is recorded for each size.
+    batches have the same size.
     """
-    rows = len(folds[0].training)
-    kept = rows - rows % batch if rows >= _BATCHES_OF_ONE_SIZE * batch else rows
+    kept = filling(len(folds[0].training), batch)
     random = np.random.default_rng(seed)
     chosen = [random.permutation(fold.training)[:kept] for fold in folds for _ in range(members)]
     return torch.as_tensor(np.stack(chosen))

@@ -54,7 +54,8 @@ def _by_rows(usual: Choices, epochs: tuple[int, int]) -> dict[int, Choices]:
 
 
 _SMALL: dict[str, Any] = {"batch_size": 32, "schedule": "one-cycle"}
-_CLASSES = _by_rows(_settings((64, 32), 50, 1e-3, 1e-4), (50, 5))
+# For classes, and for targets where another optimiser, schedule or neuron is chosen.
+_PLAIN = _by_rows(_settings((64, 32), 50, 1e-3, 1e-4), (50, 5))
 # Chosen among twelve by held-out fifths of the training rows of ten tables (docs/table.md).
 _TARGETS = _by_rows(
     _settings((64, 64), 60, 1e-2, 0.4, noise=(0.1,), optimizer="adamw", **_SMALL),
@@ -76,9 +77,19 @@ def preset(
     trunk: str = "",
     spiking: bool = False,
     likelihood: bool = False,
+    optimizer: str | None = None,
+    schedule: str | None = None,
 ) -> Choices:
-    """Settings of the model and of training for these data."""
+    """Settings of the model and of training for these data, and what is chosen already."""
     usual = _usual(dataset, published_splits=published_splits)
+    if usual in _TARGETS.values():
+        # Its weight decay is no penalty of Adam's, and its rate none to keep to the end.
+        is_other = optimizer not in (None, usual.optimizer) or schedule not in (
+            None,
+            usual.schedule,
+        )
+        if spiking or is_other:
+            usual = _of_rows(_PLAIN, dataset)
     if likelihood:
         usual = _of_rows(_LIKELIHOODS, dataset)
     if dataset.x_std is not None:  # a shared covariance would average errors over the rows
@@ -99,7 +110,7 @@ def _usual(dataset: Dataset, *, published_splits: bool) -> Choices:
         return _PAPER_UCI
     if dataset.is_image:
         return _IMAGES
-    return _of_rows(_CLASSES if dataset.task == "classification" else _TARGETS, dataset)
+    return _of_rows(_PLAIN if dataset.task == "classification" else _TARGETS, dataset)
 
 
 def _of_rows(settings: dict[int, Choices], dataset: Dataset) -> Choices:

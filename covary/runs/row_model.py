@@ -34,7 +34,7 @@ from covary.runs.results import CalibrationNumbers, KeptCalibration
 from covary.runs.samples import validation_rows
 from covary.runs.tracking import chosen, quietly
 from covary.runs.uncertainty import known_or_fitted
-from covary.runs.unseen import without_a_fold
+from covary.runs.unseen import covariance_of, without_a_fold
 from covary.uncertainty import scores
 from covary.uncertainty.agreement import gathered
 from covary.uncertainty.answering import with_doubt
@@ -57,8 +57,8 @@ _BATCH, _NUMBERS = 4096, 2**24
 _PIXELS, _FITTED_TO = 2**20, 2**24
 # Held-out rows that are looked at: more say little more. Fewer than the least say nothing.
 _MOST, LEAST = 20_000, 10
-# With so many of them there is no need to look at others.
-_ENOUGH = 2000
+# With so many of them there is no need to look at training rows, nor use where these are as few.
+_ENOUGH, _LEAST_TRAINING = 2000, 50
 _REMEDY = "Remove it: covary predict fits it again."
 # Of the file that keeps it. Before it was written, mixtures were of normal distributions.
 _FORMAT = "2"
@@ -114,8 +114,11 @@ class TargetHead(nn.Module):
         self.register_buffer("correlation", correlation)
 
     @classmethod
-    def fit(cls, seen: _Passed, y: Tensor) -> TargetHead:
-        """To standardised targets (n, t) of held-out rows."""
+    def fit(cls, seen: _Passed, y: Tensor, held_out: int) -> TargetHead:
+        """To standardised targets (n, t) of rows that networks were not trained on.
+
+        The first ``held_out`` of them are those that the run's own network was not trained on.
+        """
         found: list[FittedResiduals] = [
             fit_residuals(
                 _evidence(seen, column),
@@ -125,7 +128,7 @@ class TargetHead(nn.Module):
             for column in range(y.shape[1])
         ]
         levels = torch.stack([each.levels for each in found], 1).double()
-        far = (levels - 0.5).abs().sort(0).values
+        far = (levels[:held_out] - 0.5).abs().sort(0).values
         models, worth = zip(*((each.model, each.worth) for each in found), strict=True)
         return cls(list(models), worth, far, correlation_of(levels))
 
@@ -237,7 +240,7 @@ class RowModel(nn.Module):
         seen_error: (n, t) what targets are off by; or (n, 1), 1 where the class is wrong.
         batch: rows that it takes at a time.
         covariance: how the network stores its covariances.
-        seconds: that fitting took, but for the network.
+        seconds: that fitting took, but for the network; with those of networks like it.
         config: of the run.
         about: what its file says beside the tensors: of which weights it is, and the head.
     """
@@ -286,7 +289,7 @@ class RowModel(nn.Module):
         of classes (n, k), of the calibrated logits.
 
         * ``emergent``: noise of the network, moved through its layers to this input.
-        * ``learned``: what errors on held-out rows have shown beyond that (of targets).
+        * ``learned``: what errors on rows that it had not seen have shown beyond that (of targets).
         * ``input errors``: standard deviations that came with the inputs.
         * ``distance``: how far the row is off the training data.
         """
@@ -403,7 +406,7 @@ def _restored(run: Run, tensors: Mapping[str, Tensor], about: Mapping[str, str])
 
 
 def _fitted(run: Run, progress: Steps | None) -> RowModel:
-    """Fit to rows that training has not seen, and keep it."""
+    """Fit to rows that training has not seen, or a training like it has not; and keep it."""
     began = time.perf_counter()
     try:
         total = len(run.data.x)
@@ -437,7 +440,7 @@ def _fitted(run: Run, progress: Steps | None) -> RowModel:
             assert isinstance(found.calibration, LogitCalibration)
             head = ClassHead.fit(_batches(net, x, batch), y, found.calibration)
         else:
-            head = _target_head(run, net, rows, training, batch, progress)
+            head = _target_head(run, net, rows, training, progress)
             about["families"] = json.dumps([str(model.family) for model in head.models])
             about["worth"] = json.dumps(head.worth)
         novelty, unit = _novelty(net, run.data.x, training, batch)
@@ -452,23 +455,23 @@ def _fitted(run: Run, progress: Steps | None) -> RowModel:
 
 
 def _target_head(
-    run: Run,
-    net: nn.Sequential,
-    held_out: Tensor,
-    training: Tensor,
-    batch: int,
-    progress: Steps | None,
+    run: Run, net: nn.Sequential, held_out: Tensor, training: Tensor, progress: Steps | None
 ) -> TargetHead:
     """Fitted to held-out rows; and if they are few, to training rows as if they were, too."""
     parts, rescale = [(net, held_out)], net[-1]
     assert isinstance(rescale, Rescale)
-    if run.images is None and len(held_out) < _ENOUGH and len(training) <= _MOST:
+    are_few = len(held_out) < _ENOUGH and _LEAST_TRAINING <= len(training) <= _MOST - _ENOUGH
+    # Of images, and of a training that is not done, networks alike would take long.
+    if are_few and run.images is None and run.model_path.exists():
         parts += without_a_fold(run, net, training, progress)
-    found = [some for of, rows in parts for some in _batches(of, run.data.inputs[rows], batch)]
-    inputs, out, exact = zip(*found, strict=True)
-    y = run.data.y[torch.cat([rows for _, rows in parts])]
+    passed: list[_Passed] = []
+    for one, rows in parts:
+        batch = _rows_at_a_time(run, one, covariance_of(one))
+        passed += _batches(one, run.data.inputs[rows], batch)
+    inputs, out, exact = zip(*passed, strict=True)
     seen = _Passed(torch.cat(inputs), gathered(out), gathered(exact))
-    return TargetHead.fit(seen, mean_of(rescale.undone(y.double())))
+    y = run.data.y[torch.cat([rows for _, rows in parts])]
+    return TargetHead.fit(seen, mean_of(rescale.undone(y.double())), len(held_out))
 
 
 def _look_back(model: RowModel, x: Tensor | Moments, y: Tensor) -> None:

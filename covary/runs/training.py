@@ -54,6 +54,8 @@ def resolve(config: DataConfig, dataset: Dataset, chosen: Choices) -> RunConfig:
         trunk=chosen.trunk or "",
         likelihood=chosen.loss == "likelihood",
         spiking=activations.get(chosen.activation or "relu").neuron is not None,
+        optimizer=chosen.optimizer,
+        schedule=chosen.schedule,
     )
     values = (usual | chosen).given()
     if usual.noise and chosen.noise is None:

@@ -30,6 +30,14 @@ def shuffled(n: int, *key: int) -> Tensor:
     return torch.randperm(n, generator=torch.Generator().manual_seed(int(seed) >> 1))
 
 
+def filling(samples: int, batch_size: int) -> int:
+    """As many samples as fill whole batches, if from ten batches on few are left out so; else all.
+
+    Networks that train together record a step for each size of a batch.
+    """
+    return samples - samples % batch_size if samples >= 10 * batch_size else samples
+
+
 def divided(order: Tensor, batch_size: int, *, dim: int = 0) -> tuple[Tensor, ...]:
     """An order of samples in batches; a single sample left over joins the batch before it.
 
