@@ -207,10 +207,11 @@ def test_training_sees_the_errors_and_resumes(run, tmp_path):
     )
     dataset, schema = load_data(config)
     other = Run(tmp_path / "run")
-    train(resolve(config, dataset, QUICK), dataset, other, schema=schema)
+    constant = replace(QUICK, schedule="constant")
+    train(resolve(config, dataset, constant), dataset, other, schema=schema)
     weights = [each.network().state_dict()["linear1.weight"] for each in (run, other)]
     assert not torch.equal(*weights)
-    more = resolve(config, dataset, replace(QUICK, epochs=3))
+    more = resolve(config, dataset, replace(constant, epochs=3))
     train(more, dataset, other, schema=schema, existing="resume")
     whole = Run(tmp_path / "whole")
     train(more, dataset, whole, schema=schema)

@@ -134,8 +134,10 @@ def _check_resumable(run: Run, config: RunConfig) -> None:
         # Nothing that was done depends on how many epochs there will be.
         differences = [text for text in differences if not text.startswith("training.epochs")]
     if differences:
+        longer = more and all(text.startswith("training.epochs") for text in differences)
+        why = " More epochs go on from a constant schedule alone." if longer else ""
         raise RunError(
-            f"{run.config_path} has another configuration ({'; '.join(differences)}). "
+            f"{run.config_path} has another configuration ({'; '.join(differences)}).{why} "
             "Resume with the command it was begun with, or choose another folder (--out)."
         )
     run.check_replaceable(run.model_path, run.environment_path)
