@@ -262,20 +262,20 @@ def _gelu_moments(mu: Tensor, var: Tensor) -> ActivationMoments:
 
     def integrand(twice_log_w: Tensor) -> Tensor:
         # Coordinates along and across the diagonal x1 = x2 of two correlated copies of x.
-        less_one = torch.expm1(twice_log_w)
-        w_squared = less_one + 1
-        per = (twice_total - w_squared).reciprocal()  # 1 / y^2
-        across = less_one / w_squared
-        twice_exponent = (twice_mu_squared * per).clamp(max=2000)
-        centre = twice_exponent * per
-        along = (1 - per) + centre
+        w_squared_less_one = torch.expm1(twice_log_w)
+        w_squared = w_squared_less_one + 1
+        per_y_squared = (twice_total - w_squared).reciprocal()
+        across = w_squared_less_one / w_squared
+        twice_exponent = (twice_mu_squared * per_y_squared).clamp(max=2000)
+        centre = twice_exponent * per_y_squared
+        along = (1 - per_y_squared) + centre
         both = along + across
         # 4 - 2 both + (3 along^2 - 2 centre^2 - 2 along across + 3 across^2) / 4
         product = torch.addcmul(4 - 2 * both, both, both, value=0.75)
         product = torch.addcmul(product, along, across, value=-2.0)
         product = torch.addcmul(product, centre, centre, value=-0.5)
-        weight = torch.exp(-0.5 * twice_exponent) * (w_squared * per).sqrt()
-        return weight * less_one * product
+        weight = torch.exp(-0.5 * twice_exponent) * (w_squared * per_y_squared).sqrt()
+        return weight * w_squared_less_one * product
 
     excess = _integrate(integrand, torch.log1p(var).expand(mu.shape)) / (2 * math.pi)
     return ActivationMoments(mean, gain.square() * var + excess, gain)

@@ -187,7 +187,7 @@ def _distribution(name: str, nets: TrainedNetworks) -> TableMethod:
     """What ``covary predict`` gives."""
     model = row_model(nets.run)
     models = [_OfTarget(model, column) for column in range(nets.config.model.outputs)]
-    said = "What covary predict gives: distributions by the network's errors on held-out rows."
+    said = "What covary predict gives: distributions by errors on rows that were not trained on."
     return TableMethod(f"{name}, distribution", said, models, 0, model.seconds)
 
 

@@ -40,33 +40,34 @@ _PRESETS = {
     "protein-tertiary-structure": _LONG_UCI,
 }
 _IMAGES = _settings((256, 128, 64), 50, 5e-4, 1e-3)
-_ROWS_OF_A_LARGE_TABLE = 100_000
 
 
-def _by_rows(usual: Choices, epochs: tuple[int, int]) -> dict[int, Choices]:
-    """For tables of so many rows at least: as usual, or fewer epochs of larger batches."""
-    larger, largest = epochs
+def _by_rows(usual: Choices, *, from_5_000: int, from_100_000: int) -> dict[int, Choices]:
+    """For tables of so many rows at least, the most first: as usual, or with as many epochs of
+    larger batches."""
     return {
-        _ROWS_OF_A_LARGE_TABLE: replace(usual, epochs=largest, batch_size=1024),
-        5_000: replace(usual, epochs=larger, batch_size=128),
+        100_000: replace(usual, epochs=from_100_000, batch_size=1024),
+        5_000: replace(usual, epochs=from_5_000, batch_size=128),
         0: usual,
     }
 
 
-_SMALL: dict[str, Any] = {"batch_size": 32, "schedule": "one-cycle"}
+_ONE_CYCLE: dict[str, Any] = {"batch_size": 32, "schedule": "one-cycle"}
 # For classes, and for targets where another optimiser, schedule or neuron is chosen.
-_PLAIN = _by_rows(_settings((64, 32), 50, 1e-3, 1e-4), (50, 5))
+_PLAIN = _by_rows(_settings((64, 32), 50, 1e-3, 1e-4), from_5_000=50, from_100_000=5)
 # Chosen among twelve by held-out fifths of the training rows of ten tables (docs/table.md).
 _TARGETS = _by_rows(
-    _settings((64, 64), 60, 1e-2, 0.4, noise=(0.1,), optimizer="adamw", **_SMALL),
-    (40, 10),
+    _settings((64, 64), 60, 1e-2, 0.4, noise=(0.1,), optimizer="adamw", **_ONE_CYCLE),
+    from_5_000=40,
+    from_100_000=10,
 )
 # Where the likelihood trains the covariance too. Noise on the inputs would blur what is learnt, and
 # weight decay would make variances small, as they come through weights. Chosen by held-out parts of
 # the training rows of eight tables (docs/table.md).
 _LIKELIHOODS = _by_rows(
-    _settings((64, 32), 80, 1.5e-2, 0.0, noise=(0.0, 0.2), covariance="full", **_SMALL),
-    (40, 5),
+    _settings((64, 32), 80, 1.5e-2, 0.0, noise=(0.0, 0.2), covariance="full", **_ONE_CYCLE),
+    from_5_000=40,
+    from_100_000=5,
 )
 
 

@@ -1,7 +1,8 @@
 """What a run says of new rows or images, and how sure it is: fitted to what it was not trained on.
 
-A ``RowModel`` is a run's network with what held-out rows have shown: how large its errors are and
-where, and how far from the training data a row is. It is fitted when it is first needed, and kept
+A ``RowModel`` is a run's network with what rows have shown that it, or a network trained alike, was
+not trained on: how large errors are and where, and how far from the training data a row is. It is
+fitted when it is first needed, and kept
 in the run's folder.
 """
 

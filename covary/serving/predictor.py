@@ -102,7 +102,8 @@ class Predictor:
     ) -> Predictor:
         """The predictor of a run of a table or of images.
 
-        The first time, it is fitted to what training held out.
+        The first time, it is fitted to what training held out; and if that is little, to what
+        networks say of training rows that were trained without them (docs/table.md).
 
         Args:
             run: the folder.

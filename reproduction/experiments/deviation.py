@@ -20,6 +20,7 @@ rows longer than 1. What does follow is, with the longest row A,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -175,19 +176,29 @@ def measure(part: Part, _workshop: Workshop) -> Measured:
         teacher, input_cov = counterexample(generator)
         depth = idealised(teacher, torch.zeros(1, len(input_cov), dtype=DTYPE), input_cov)
     else:
-        width = settings["widths"][0]
-        known, assumed = settings["input_variance"]
-        teacher = drawn(
-            settings["widths"],
-            generator,
-            input_cov=random_covariance(width, generator, trace=known * width),
-            noise=settings["noise"],
-        )
-        x = normal((settings["inputs"], width), generator)
+        teacher, x, input_cov = drawn_teacher(settings, generator, settings["inputs"])
         if kind == "balanced":
             teacher = balanced(teacher, x, settings["ratio"], generator)
-        depth = idealised(teacher, x, assumed * torch.eye(width, dtype=DTYPE))
+        depth = idealised(teacher, x, input_cov)
     return Measured(numbers_of(depth, before), series_of(depth))
+
+
+def drawn_teacher(
+    settings: Mapping[str, Any], generator: torch.Generator, inputs: int, **more: Any
+) -> tuple[Stepwise, Tensor, Tensor]:
+    """A random teacher, inputs (inputs, n), and the covariance (n, n) of inputs that its student
+    assumes; ``more`` goes to the teacher."""
+    width = settings["widths"][0]
+    known, assumed = settings["input_variance"]
+    teacher = drawn(
+        settings["widths"],
+        generator,
+        input_cov=random_covariance(width, generator, trace=known * width),
+        noise=settings["noise"],
+        **more,
+    )
+    x = normal((inputs, width), generator)
+    return teacher, x, assumed * torch.eye(width, dtype=DTYPE)
 
 
 def _trained(settings: Any, generator: torch.Generator) -> tuple[Depth, Depth]:

@@ -29,12 +29,10 @@ from reproduction.experiments.teacher_student import (
     DTYPE,
     HEAVISIDE,
     Stepwise,
-    drawn,
     lessons,
     norm,
     normal,
     posed,
-    random_covariance,
     smuc_gradient,
     trained,
 )
@@ -157,18 +155,14 @@ def _learned(settings: Mapping[str, Any], generator: torch.Generator) -> Measure
 
 def _deep(settings: Mapping[str, Any], generator: torch.Generator) -> Measured:
     """The idealised student of ``deviation``, with another activation."""
-    width = settings["widths"][0]
-    known, assumed = settings["input_variance"]
-    teacher = drawn(
-        settings["widths"],
+    teacher, x, input_cov = deviation.drawn_teacher(
+        settings,
         generator,
-        input_cov=random_covariance(width, generator, trace=known * width),
-        noise=settings["noise"],
+        _DEEP_INPUTS,
         gain=settings["gain"],
         activation=activation_of(settings["activation"]),
     )
-    x = normal((_DEEP_INPUTS, width), generator)
-    depth = deviation.idealised(teacher, x, assumed * torch.eye(width, dtype=DTYPE))
+    depth = deviation.idealised(teacher, x, input_cov)
     return Measured(deviation.numbers_of(depth), deviation.series_of(depth))
 
 
