@@ -139,7 +139,8 @@ class TopicLine:
     def counts(self) -> str:
         """How many of its claims hold, and what came of the others."""
         found = Counter(each.row.kind for each in self.told)
-        rest = [f"{found[kind]} {kind}" for kind in (PARTLY, UNDECIDED, UNTESTED) if found[kind]]
+        kinds = {PARTLY: "partly", UNDECIDED: UNDECIDED, UNTESTED: UNTESTED}
+        rest = [f"{found[kind]} {said}" for kind, said in kinds.items() if found[kind]]
         held = f"{found[HOLDS]} of {len(self.told)} claims hold"
         return "; ".join(filter(None, (held, ", ".join(rest), self.shown)))
 
