@@ -23,7 +23,8 @@ from covary.data import DataError
 from covary.files import FileError
 from covary.runs import RunError
 from covary.runs.row_model import row_model
-from covary.serving import Predictor, predict_table
+from covary.serving import Predictor, labels_of, predict_table
+from covary.serving.predictor import _joined, _promise
 from covary.serving.writing import writing
 from covary.uncertainty.answering import (
     prediction_sets,
@@ -484,6 +485,8 @@ def test_what_predict_refuses(houses, new, tmp_path):
     assert "this run predicts numbers" in said
     said = covary("predict", houses, new, "--out", tmp_path / "p.csv", "--format", "xlsx", code=1)
     assert "must be one of csv, jsonl, parquet, got 'xlsx'" in " ".join(said.split())
+    said = covary("predict", houses, new, "--out", tmp_path / "p.xyz", code=1)
+    assert "its ending does not say: end it in .csv" in " ".join(said.split())
     for option, value in (("--level", 90), ("--level", 0), ("--level", 1), ("--coverage", 0)):
         assert option in covary("predict", houses, new, option, value, code=2)
     said = covary("predict", houses, new, "--array", "x", "--out", tmp_path / "p.csv", code=1)
@@ -580,6 +583,39 @@ def test_thresholds_by_hand():
     probability = np.array([[0.5, 0.3, 0.2], [0.2, 0.35, 0.45]])
     found = prediction_sets(probability, np.linspace(0.1, 0.9, 9), 0.7)  # the seventh of nine: 0.7
     assert found.tolist() == [[True, True, False], [False, True, True]]
+
+
+def test_labels_of_a_set_are_told_apart():
+    for labels in (["a"], ["no", "yes"], ["a|b", "b"], ["\\", "|", "a\\|"], ["x\ny|", "z"]):
+        assert labels_of(_joined(labels)) == labels
+    assert _joined(["a", "b c"]) == "a|b c"
+
+
+def test_a_set_is_compared_with_targets_that_have_bars_in_them(tmp_path):
+    table = frame().drop(columns=["price", "other"]).replace({"kind": {"dear": "a|b", "mid": "b"}})
+    table.to_csv(tmp_path / "kinds.csv", index=False)
+    run = tmp_path / "run"
+    covary("train", tmp_path / "kinds.csv", "--target", "kind", "--epochs", 15, "--out", run)
+    predictor = Predictor.load(run, level=0.6)
+    found = predict_table(predictor, tmp_path / "kinds.csv", tmp_path / "out.csv")
+    sets = predictor(table)["set"]
+    inside = [one in labels_of(each) for one, each in zip(table["kind"], sets, strict=True)]
+    assert found.scores["all"]["in the set"] == pytest.approx(np.mean(inside))
+    assert "\\|" in "".join(sets)
+
+
+def test_a_flag_that_does_not_help_says_so(kinds):
+    schema = Predictor.load(kinds).schema
+    error, every = np.repeat([[1.0], [0.0]], 50, 0), np.ones(100, bool)
+    sure = np.arange(100) >= 50
+    assert _promise(schema, error, sure).endswith("of these 0.0% are wrong, of all 50.0%.")
+    assert "do not show that the flag helps" in _promise(schema, error, ~sure)
+    assert "do not show" not in _promise(schema, error, every)
+
+
+def test_a_predictor_prints_in_a_line(houses):
+    assert len(told := repr(Predictor.load(houses))) < 300
+    assert told.startswith("Predictor(price, level=0.9, ")
 
 
 def test_texts_and_numbers_are_read_back_as_they_were(tmp_path):

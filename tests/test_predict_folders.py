@@ -79,6 +79,16 @@ def test_a_pattern_names_files_and_a_format_their_predictions(houses, tmp_path):
     assert (tmp_path / "all" / "sub" / "2.parquet").exists()
 
 
+def test_several_names_are_many_files(houses, predictor, tmp_path):
+    folder, out = lake(tmp_path), tmp_path / "scored"
+    covary("predict", houses, folder / "1.parquet", folder / "sub" / "2.parquet", "--out", out)
+    assert (out / "1.parquet").exists()
+    assert (out / "sub" / "2.parquet").exists()
+    assert len(scored(out)) == 100
+    with pytest.raises(DataError, match="each is a file"):
+        predict_files(predictor, [str(folder), str(folder / "1.parquet")], tmp_path / "other")
+
+
 def test_predictions_that_are_there_are_kept_replaced_or_refused(houses, tmp_path):
     folder, out = lake(tmp_path), tmp_path / "scored"
     command = ["predict", houses, folder, "--out", out]

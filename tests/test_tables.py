@@ -322,6 +322,16 @@ def test_constant_columns_are_left_out_and_told(tmp_path):
         assert f"column {name!r} was left out as asked" in loaded.notes
 
 
+def test_a_column_that_numbers_the_rows_is_told(tmp_path):
+    table = frame()
+    numbers = np.random.default_rng(0).permutation(len(table)) + 7
+    told = read(write(tmp_path / "t.csv", table.assign(id=numbers))).notes
+    assert "column 'id' numbers the rows, which is hardly an input (--drop)" in told
+    for other in (numbers // 2, numbers + 0.5, numbers**2):
+        told = read(write(tmp_path / "t.csv", table.assign(id=other))).notes
+        assert not any("numbers the rows" in note for note in told)
+
+
 def test_nothing_to_learn_from_is_told(tmp_path):
     path = text(tmp_path / "t.csv", "a,b,y\n" + "1,x,2.5\n" * 10 + "1,x,3.5\n" * 10)
     fails(path, "no input column varies")

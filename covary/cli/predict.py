@@ -24,13 +24,13 @@ from covary.serving.writing import FORMATS
 _KEEP = ("all", "none")
 
 
-Table = Annotated[
-    str,
+Tables = Annotated[
+    list[str],
     typer.Argument(
-        metavar="TABLE",
+        metavar="TABLE...",
         help="New rows: a .csv, .tsv, .jsonl or .parquet file, or - for standard input. New "
-        "images: a folder of .png files, with its sub-folders, or an .npz file. Many files: a "
-        "folder of tables, or a pattern in quotes, such as 'lake/*.parquet'.",
+        "images: a folder of .png files, with its sub-folders, or an .npz file. Many files: "
+        "their names, a folder of tables, or a pattern in quotes, such as 'lake/*.parquet'.",
     ),
 ]
 Out = Annotated[
@@ -119,7 +119,7 @@ Engine = Annotated[
 @reported
 def predict(
     run: RunPath,
-    table: Table,
+    tables: Tables,
     out: Out = None,
     level: Level = 0.9,
     conformal: Conformal = False,
@@ -164,10 +164,12 @@ def predict(
     - `covary predict runs/patients new.csv --risk 0.05`
     - `covary predict runs/digits scans/ --out predictions.csv`
     - `cat new.csv | covary predict runs/houses - --out - --keep none`
+    - `covary predict runs/houses monday.csv tuesday.csv --out scored/`
     - `covary predict runs/houses 'lake/*.parquet' --out scored/`
     - `covary predict runs/houses 'lake/*.parquet' --out scored/ --engine ray`
     """
     _check_use(out, level, risk, coverage, unseen, as_json)
+    source = tables if len(tables) > 1 else tables[0]
     opened = runs.open(run)
     if not opened.predictor_path.exists():
         again = "once" if opened.is_writable else "and not kept, as the run is read-only"
@@ -179,14 +181,14 @@ def predict(
     how = FileOptions(
         keep=keep if keep in _KEEP else tuple(name.strip() for name in keep.split(",")),
         format=form,
-        source_format=input_format or ("csv" if table == "-" else ""),
+        source_format=input_format or ("csv" if source == "-" else ""),
         encoding=encoding,
         delimiter=delimiter,
         array=array,
     )
-    many = table != "-" and is_many(table, predictor)
+    many = not isinstance(source, str) or (source != "-" and is_many(source, predictor))
     out = _checked_out(out, many, engine, resume)
-    found = _written(predictor, table, out, how, many, engine, overwrite, resume)
+    found = _written(predictor, source, out, how, many, engine, overwrite, resume)
     if as_json:
         common.show_json({**asdict(found), "promise": predictor.promise})
         return
@@ -197,7 +199,7 @@ def predict(
 
 def _written(
     predictor: Predictor,
-    table: str,
+    source: str | list[str],
     out: str,
     how: FileOptions,
     many: bool,
@@ -207,14 +209,14 @@ def _written(
 ) -> PredictedTable:
     """Predict one file or many, and show how far it is."""
     with _rows_shown(predictor.things) as progress:
-        if many:
+        if many or not isinstance(source, str):
             return predict_files(
-                predictor, table, Path(out), how=how, engine=engine, overwrite=overwrite,
+                predictor, source, Path(out), how=how, engine=engine, overwrite=overwrite,
                 resume=resume, progress=progress,
             )  # fmt: skip
         return predict_table(
             predictor,
-            sys.stdin.buffer if table == "-" else table,
+            sys.stdin.buffer if source == "-" else source,
             sys.stdout.buffer if out == "-" else Path(out),
             format=how.format,
             overwrite=overwrite,
@@ -233,7 +235,8 @@ def _checked_out(out: str | None, many: bool, engine: str, resume: bool) -> str:
     if resume or engine != "local":
         used = "--resume" if resume else f"--engine {engine}"
         raise typer.BadParameter(
-            f"{used} is for many files: a folder of tables, or a pattern in quotes ('lake/*.csv')."
+            f"{used} is for many files: their names, a folder of tables, or a pattern in quotes "
+            "('lake/*.csv')."
         )
     return out or "predictions.csv"
 

@@ -16,6 +16,7 @@ _KINDS = ("number", "date", "boolean", "category", "constant")
 _TRUTHS = ("false", "true")
 _PARTS = ("month", "weekday", "hour")
 _SECONDS = 86400
+_LEAST_NUMBERED = 20  # rows: of fewer a measurement may well have all whole numbers in a row
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ class Column:
         name, values = column.name, column.values[train]
         present = values[~np.isnan(values)]
         if column.kind == "number":
+            if _numbers_the_rows(column.values):
+                notes.append(f"column {name!r} numbers the rows, which is hardly an input (--drop)")
             fill = float(present.mean())
             return cls(name, "number", fill=fill, indicator=indicator, error=error)
         if column.kind == "date":
@@ -191,6 +194,13 @@ class Column:
         """(n,) standard deviations of some rows of a number; 0 where the number is missing."""
         values, errors = (columns[name].values[rows] for name in (self.name, self.error))
         return np.where(np.isnan(values), 0.0, errors)
+
+
+def _numbers_the_rows(values: Values) -> bool:
+    """Whether these are whole numbers without a gap, each once, in any order."""
+    if len(values) < _LEAST_NUMBERED or np.isnan(values).any() or (values % 1).any():
+        return False
+    return bool((np.diff(np.sort(values)) == 1).all())
 
 
 def _turns(part: str, days: Values) -> Values:

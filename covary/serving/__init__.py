@@ -3,7 +3,7 @@
 from covary.serving.exporting import Exported, ExportError, export
 from covary.serving.exporting_runs import export_run
 from covary.serving.folders import predict_files
-from covary.serving.predictor import Predictor
+from covary.serving.predictor import Predictor, labels_of
 from covary.serving.tables import FileOptions, PredictedTable, predict_table
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Predictor",
     "export",
     "export_run",
+    "labels_of",
     "predict_files",
     "predict_table",
 ]

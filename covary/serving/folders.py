@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import math
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -42,7 +43,7 @@ def is_many(source: str, predictor: Predictor) -> bool:
 
 def predict_files(
     predictor: Predictor,
-    source: str,
+    source: str | Sequence[str],
     out: Path,
     *,
     how: FileOptions = FileOptions(),  # noqa: B008 - it does not change
@@ -56,9 +57,9 @@ def predict_files(
     Args:
         predictor: what predicts.
         source: a pattern such as ``"lake/*.parquet"`` (``**`` stands for any folders), or a folder,
-            whose tables are taken, those in its sub-folders included.
+            whose tables are taken, those in its sub-folders included; or the paths of files.
         out: the folder of the predictions. A file has the place in it that it has below the part of
-            ``source`` without a pattern.
+            ``source`` without a pattern, or below the folder that holds all files.
         how: how they are read and written.
         engine: ``"local"``, one file after the other; or ``"ray"``, on the cluster of Ray, whose
             machines have to see ``source`` and ``out`` under the same paths.
@@ -93,11 +94,12 @@ def predict_files(
         ) from None
 
 
-def works(source: str, out: Path, how: FileOptions) -> list[Work]:
-    """All files of a pattern or folder, and their predictions; refused if any would be lost."""
-    base, files = _found(source)
+def works(source: str | Sequence[str], out: Path, how: FileOptions) -> list[Work]:
+    """All files of a source, and their predictions; refused if any would be lost."""
+    base, files = _found(source) if isinstance(source, str) else _named_each(source)
+    is_folder = isinstance(source, str) and Path(source).is_dir()
     if not files:
-        if Path(source).is_dir():
+        if is_folder:
             raise DataError(
                 "The run is of a table, and takes a csv, JSON lines or parquet file; "
                 f"{source} is a folder without any, nor are there any in its sub-folders."
@@ -105,7 +107,7 @@ def works(source: str, out: Path, how: FileOptions) -> list[Work]:
         raise DataError(f"No file matches {source}. Check the pattern, and quote it in a shell.")
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file, where predictions of many are a folder: name one.")
-    inside = Path(source).is_dir() or "**" in source  # sub-folders are read, too
+    inside = is_folder or "**" in source  # sub-folders are read, too
     if out.resolve() == base.resolve() or (inside and base.resolve() in out.resolve().parents):
         raise DataError(
             f"{out} is where the files are read from ({base}); predictions go to a folder that is "
@@ -139,6 +141,19 @@ def _found(source: str) -> tuple[Path, list[Path]]:
         for path in every
         if path.is_file() and not any(x.startswith(hidden) for x in path.relative_to(base).parts)
     )
+
+
+def _named_each(sources: Sequence[str]) -> tuple[Path, list[Path]]:
+    """The folder that holds all of these files, and the files."""
+    files = list(dict.fromkeys(map(Path, sources)))
+    for path in files:
+        if not path.is_file():
+            raise DataError(
+                f"Of several tables each is a file, and {path} is none: name files alone, or one "
+                "folder or pattern."
+            )
+    base = Path(os.path.commonpath([path.absolute().parent for path in files]))
+    return base, [path.absolute() for path in files]
 
 
 def _named(path: Path, how: FileOptions) -> Path:

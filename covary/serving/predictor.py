@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +42,8 @@ _OFF = ": off the data"  # behind the name of a column
 # What is chosen when a predictor is loaded, and the file that keeps it.
 _CHOSEN = "predictor.json"
 _NUMBERS, _OTHERS = ("level", "threshold", "limit"), ("conformal", "promise", "unseen")
+# Behind a promise that is none.
+_NO_HELP = " Errors are no fewer or smaller there: these rows do not show that the flag helps."
 CHUNK, _IMAGES = 65536, 4096  # rows and images at a time; whole numbers of the model's batches
 
 
@@ -53,7 +56,8 @@ class Predictor:
     What comes out, arrays (n,) by name. Of a regression: ``prediction``, ``std``, ``low`` and
     ``high``, of several targets each with the target behind it (``std_price``). Of a
     classification: ``prediction``, the label as a text; ``probability``, its own; ``set``, the
-    labels to reckon with, between ``|``; ``uncertainty``, the probability that another one is true.
+    labels to reckon with, between ``|`` (``labels_of`` has them as a list); ``uncertainty``, the
+    probability that another one is true.
     Of both: ``novelty``, the distance from the training data in standard deviations of a column or
     pixel (0 is inside); ``flag``, ``"answer"`` or ``"ask someone"``; ``reason``, why to ask, or
     empty.
@@ -154,6 +158,10 @@ class Predictor:
         assert schema is not None
         promise = _promise(schema, error, inside & (uncertainty <= threshold))
         return cls(schema, model, level, conformal, threshold, limit, promise, unseen)
+
+    def __repr__(self) -> str:
+        targets = ", ".join(self.schema.targets) if isinstance(self.schema, Schema) else "images"
+        return f"Predictor({targets}, level={self.level:g}, promise={self.promise!r})"
 
     def __call__(self, given: Mapping[str, Any] | NDArray[Any]) -> Columns:
         """Predictions of n rows or images.
@@ -313,7 +321,7 @@ class Predictor:
         inside = prediction_sets(probability, self.model.head.strange.numpy(), self.level)
         # There are far fewer different sets than rows.
         kinds, which = np.unique(inside, axis=0, return_inverse=True)
-        names = np.array(["|".join(classes[kind]) for kind in kinds], object)
+        names = np.array([_joined(classes[kind]) for kind in kinds], object)
         return {
             "prediction": classes[best],
             "probability": probability[np.arange(len(best)), best],
@@ -359,6 +367,23 @@ class Predictor:
         return found
 
 
+def _joined(labels: Iterable[str]) -> str:
+    return "|".join(re.sub(r"[\\|]", r"\\\g<0>", label) for label in labels)
+
+
+def labels_of(names: str) -> list[str]:
+    r"""The labels of a ``set``: ``"no|yes"`` -> no, yes.
+
+    Where a label itself has a ``|`` or a backslash, another backslash stands before it.
+
+    Examples:
+        >>> labels_of(r"cat\|dog|cow")
+        ['cat|dog', 'cow']
+    """
+    found = re.findall(r"(?:\\.|[^\\|])+", names, re.DOTALL)
+    return [re.sub(r"\\(.)", r"\1", one, flags=re.DOTALL) for one in found]
+
+
 def check_not_taken(columns: Iterable[str], found: Columns) -> None:
     """Refuse columns of a table that have a name of the predictions."""
     if taken := [name for name in columns if name in found]:
@@ -379,11 +404,16 @@ def _promise(
     if not answered.any():
         return f"{told}: no threshold keeps the risk."
     if isinstance(schema, ImageSchema) or schema.classes:
+        found, every = error[answered].mean(), error.mean()
         return (
-            f"{told}; of these {error[answered].mean():.1%} are wrong, of all {error.mean():.1%}."
+            f"{told}; of these {found:.1%} are wrong, of all {every:.1%}."
+            f"{_NO_HELP if found >= every > 0 and not answered.all() else ''}"
         )
-    sizes = []
+    sizes, helps = [], answered.all()
     for name, own in zip(schema.targets, error.T, strict=True):
-        right, every = (math.sqrt((each**2).mean()) for each in (own[answered], own))
-        sizes.append(f"{name} {right:.4g}, of all {every:.4g}")
-    return f"{told}; root mean squared error of these: {'; '.join(sizes)}."
+        found, every = (math.sqrt((each**2).mean()) for each in (own[answered], own))
+        sizes.append(f"{name} {found:.4g}, of all {every:.4g}")
+        helps |= found < every
+    return (
+        f"{told}; root mean squared error of these: {'; '.join(sizes)}.{'' if helps else _NO_HELP}"
+    )

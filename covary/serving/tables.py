@@ -14,8 +14,8 @@ import numpy as np
 
 from covary.data import Chunk, DataError, ImageSchema, Schema
 from covary.data.columns import Gathered, shortened, with_nearest
-from covary.serving.predictor import ANSWER, Columns, Predictor, check_not_taken
-from covary.serving.writing import format_of, writing
+from covary.serving.predictor import ANSWER, Columns, Predictor, check_not_taken, labels_of
+from covary.serving.writing import FORMATS, format_of, writing
 
 
 @dataclass
@@ -61,7 +61,7 @@ def predict_table(
         keep: which columns of the table stand before the predictions: ``"all"``, ``"none"``, or
             their names. Images have one: ``file``, or ``image``, the place in an array.
         format: of what is written: ``"csv"``, ``"jsonl"`` or ``"parquet"``. By default what the
-            name of the file asks for, csv for a stream.
+            name of the file says; csv for a stream, and for a name that says nothing.
         overwrite: replace a file that is there.
         source_format: of the table; a stream's has to be said.
         encoding: of the table, if it is csv or JSON lines; what is written is UTF-8.
@@ -78,11 +78,16 @@ def predict_table(
         raise DataError(f"{out} is the table itself, not a place for predictions: name another.")
     if is_there and not overwrite:
         raise DataError(f"{out} exists already. Replace it (--overwrite) or choose another name.")
+    form = format or (format_of(out) if isinstance(out, Path) else "csv")
+    if not form:
+        raise DataError(
+            f"What {out} is to be, its ending does not say: end it in .csv, .tsv, .jsonl or "
+            f".parquet, or choose a format ({', '.join(FORMATS)}; --format)."
+        )
     chunks = predictor.read(
         source, chunk=chunk, array=array, format=source_format, encoding=encoding,
         delimiter=delimiter,
     )  # fmt: skip
-    form = format or (format_of(out) if isinstance(out, Path) else "csv")
     summary, score = PredictedTable(), _Score(predictor.schema)
     with writing(out, form) as write:
         for some in chunks:
@@ -185,8 +190,8 @@ class _Score:
     def _of_classes(self, chunk: Chunk, found: Columns) -> dict[str, np.ndarray]:
         assert chunk.y is not None
         truth = np.array([*self.schema.classes, ""], object)[chunk.y]
-        sets = (f"|{each}|" for each in found["set"])
-        inside = [f"|{one}|" in each for one, each in zip(truth, sets, strict=True)]
+        labels = {each: labels_of(each) for each in set(found["set"])}
+        inside = [one in labels[each] for one, each in zip(truth, found["set"], strict=True)]
         return {"wrong": found["prediction"] != truth, "in the set": np.array(inside)}
 
     def found(self) -> dict[str, dict[str, float]]:

@@ -13,6 +13,11 @@ from covary.data import DataError
 from covary.files import replacing
 
 FORMATS = ("csv", "jsonl", "parquet")
+_ENDINGS = {
+    **dict.fromkeys(("", ".csv", ".tsv", ".txt"), "csv"),
+    **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
+    ".parquet": "parquet",
+}
 _QUOTED = '["\r\n{}]'  # what a value of csv has to stand in quotes for
 
 
@@ -24,11 +29,8 @@ class Writer(Protocol):
 
 
 def format_of(path: Path) -> str:
-    """The format that a name asks for: ``"jsonl"``, ``"parquet"``, or else ``"csv"``."""
-    name = path.name.lower().removesuffix(".gz")
-    if name.endswith((".jsonl", ".ndjson")):
-        return "jsonl"
-    return "parquet" if name.endswith(".parquet") else "csv"
+    """The format that the ending of a name says: csv if it has none, empty if it is another."""
+    return _ENDINGS.get(Path(path.name.lower().removesuffix(".gz")).suffix, "")
 
 
 @contextmanager

@@ -51,6 +51,10 @@ def table(record: Record) -> ShownTable:
         rows.append([f"{title}, ours", *own, *blank])
         if any(cells):
             rows += [[f"{title}, {name}", *map(of, cells), *blank] for name, of in _EXTRAS.items()]
+        as_they_are = [_parts(record, label_of(data, *cell, as_they_are=True)) for cell in columns]
+        if any(as_they_are):
+            plain = [_accuracy(parts) if parts else _NONE for parts in as_they_are]
+            rows.append([f"{title}, ours, no crops or flips", *plain, *blank])
     return ShownTable(
         ["", *(_heading(kind, activation) for kind, activation in columns), *methods],
         rows,
