@@ -76,6 +76,7 @@ def test_a_worker_that_is_killed_loses_and_doubles_no_row(cluster, houses, tmp_p
     killer.join()
     assert killed
     assert f"{rows:,} rows" in said
+    assert "Warning" not in said
     assert not [path.name for path in out.rglob(".*")]
     found = scored(out)
     assert found["id"].tolist() == list(range(rows))

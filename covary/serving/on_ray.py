@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import warnings
 from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -72,13 +73,16 @@ def predicted(
         ray.data.DataContext.get_current().enable_progress_bars = False
     try:
         files = [{"source": str(x.source.resolve()), "out": str(x.out.resolve())} for x in work]
-        done = ray.data.from_items(files, override_num_blocks=len(files)).map_batches(
-            Worker,
-            fn_constructor_args=(str(kept.resolve()), how),
-            batch_size=1,
-            compute=ray.data.ActorPoolStrategy(size=actors(len(files))),
-            max_task_retries=_TRIES - 1,
-        )
+        with warnings.catch_warnings():
+            # Ray names no other way yet to say how often a file is tried.
+            warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
+            done = ray.data.from_items(files, override_num_blocks=len(files)).map_batches(
+                Worker,
+                fn_constructor_args=(str(kept.resolve()), how),
+                batch_size=1,
+                compute=ray.data.ActorPoolStrategy(size=actors(len(files))),
+                max_task_retries=_TRIES - 1,
+            )
         for row in done.iter_rows():
             yield row["problem"] or PredictedTable(**json.loads(row["summary"]))
     except ray.exceptions.RayError as error:
