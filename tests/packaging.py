@@ -7,6 +7,7 @@ the wheel's metadata forget to ask for is missed here.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import tarfile
 import tempfile
 import time
 import tomllib
+import urllib.request
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -80,7 +82,33 @@ def main() -> None:
         run(command, "--version", cwd=folder)
         run(command, "demo", "--epochs", "2", "--out", "demo", cwd=folder)
         assert (folder / "demo" / "report.html").stat().st_size > 10_000
+        install(python, f"{wheel}[serve]")
+        first_answer(command, folder)
     print("The package is as it should be.")
+
+
+def first_answer(command: Path, folder: Path) -> None:
+    """Serve the demo's run, and ask it about a black picture."""
+    asked = [command, "serve", "demo", "--port", "0"]
+    print("$ " + " ".join(map(str, asked)), flush=True)
+    with subprocess.Popen(
+        asked, cwd=folder, env=clean_environment(), stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        try:
+            entries = (json.loads(line) for line in server.stdout)
+            url = next((entry["url"] for entry in entries if entry["event"] == "started"), "")
+            assert url, "the server did not start"
+            question = urllib.request.Request(
+                f"{url}/predict",
+                data=json.dumps([[0] * 8] * 8).encode(),
+                headers={"Content-Type": "application/json"},
+            )
+            with urllib.request.urlopen(question, timeout=60) as answer:
+                (prediction,) = json.load(answer)["predictions"]
+        finally:
+            server.terminate()
+    assert prediction["flag"] == "ask someone", prediction
 
 
 def build(folder: Path) -> Path:
@@ -124,12 +152,20 @@ def packages(python: Path) -> set[str]:
     return set(run(python, "-m", "pip", "freeze", cwd=python.parent, quiet=True).splitlines())
 
 
+def clean_environment() -> dict[str, str]:
+    """That of this process, without what it has on Python's path."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+
 def run(*command: str | Path, cwd: Path, quiet: bool = False) -> str:
-    """Run a command without what this process has on its path; give what it printed."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    """Run a command; give what it printed."""
     started = time.monotonic()
     ran = subprocess.run(
-        [str(word) for word in command], cwd=cwd, env=clean, capture_output=True, text=True
+        [str(word) for word in command],
+        cwd=cwd,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
     )
     shown = " ".join(str(word) for word in command)
     if ran.returncode:

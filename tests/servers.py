@@ -6,6 +6,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,9 @@ class Live:
 @contextmanager
 def live(run: Path, *, token: str = "", look: float = 2.0, port: int = 0, **limits: Any):
     """A server of a run, until the context ends."""
-    serving = Serving(lambda: Served.load(run), Limits(**limits), run, look=look)
+    serving = Serving(
+        lambda steps: Served.load(run, progress=steps), Limits(**limits), run, look=look
+    )
     with bound("127.0.0.1", port) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         app = application(serving, token=token)

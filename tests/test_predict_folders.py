@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 from covary.data import DataError
 from covary.data.locking import locked
 from covary.serving import FileOptions, PredictedTable, Predictor, on_ray, predict_files
-from covary.serving.folders import merged
+from covary.serving.folders import merged, works
 from tests.commands import covary, trained_run
 from tests.test_predict import frame, trained
 
@@ -85,8 +86,37 @@ def test_several_names_are_many_files(houses, predictor, tmp_path):
     assert (out / "1.parquet").exists()
     assert (out / "sub" / "2.parquet").exists()
     assert len(scored(out)) == 100
+    covary("predict", houses, folder / "1.parquet", "--out", f"{tmp_path}/one/")
+    assert (tmp_path / "one" / "1.parquet").exists()
     with pytest.raises(DataError, match="each is a file"):
         predict_files(predictor, [str(folder), str(folder / "1.parquet")], tmp_path / "other")
+    with pytest.raises(DataError, match="No file is named"):
+        predict_files(predictor, [], tmp_path / "other")
+
+
+def test_names_are_places_and_no_table_is_replaced(tmp_path, monkeypatch):
+    folder = lake(tmp_path)
+    shutil.copy(folder / "0.parquet", tmp_path / "0.parquet")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    up = os.path.relpath(folder)
+    names = [f"{up}/1.parquet", f"{up}/sub/../1.parquet", str(folder / "1.parquet")]
+    found = works([*names, "../0.parquet"], Path("scored"), FileOptions())
+    assert [each.out for each in found] == [
+        Path("scored", folder.name, "1.parquet"),
+        Path("scored", "0.parquet"),
+    ]
+    with pytest.raises(DataError, match="which is one of the tables: choose another folder"):
+        works([f"{up}/0.parquet", "../0.parquet"], folder, FileOptions())
+
+
+def test_endings_that_are_none_of_a_table_stay_in_the_name(tmp_path):
+    for name in ("data.2024-01", "data.2024-02", "x.csv"):
+        (tmp_path / name).touch()
+    names = [str(tmp_path / name) for name in ("data.2024-01", "data.2024-02", "x.csv")]
+    found = works(names, Path("scored"), FileOptions(format="parquet"))
+    ends = [each.out.name for each in found]
+    assert ends == ["data.2024-01.parquet", "data.2024-02.parquet", "x.parquet"]
 
 
 def test_predictions_that_are_there_are_kept_replaced_or_refused(houses, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -255,6 +256,13 @@ def test_a_recorded_step_is_gone_with_its_last_use(monkeypatch):
     (step,) = loss._steps.values()
     assert isinstance(step, torch.jit.ScriptFunction)
     assert len(_python_cu.get_functions()) == before
+
+
+def test_networks_are_freed_with_their_last_use():
+    loss = ReplicaLoss([RegressionLoss(net) for net in networks()])
+    seen = weakref.ref(loss)
+    del loss
+    assert seen() is None
 
 
 def test_recorded_dropout_draws_anew_for_every_step_and_replica(monkeypatch):

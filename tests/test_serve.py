@@ -32,6 +32,7 @@ from covary.server import Limits, Served, running
 from covary.server.batching import Batcher
 from covary.server.counting import Counts
 from covary.server.guard import is_loopback
+from covary.server.http import MOST_HEAD
 from covary.server.served import stamps_of
 from covary.serving import Predictor
 from tests.commands import covary, trained_run
@@ -370,6 +371,63 @@ def test_what_comes_before_or_after_a_body_has_a_limit(prices, begin):
         assert server.client.get("/health").status_code == 200
 
 
+def told_by(server: Any, sent: bytes) -> bytes:
+    """All that a server answers on a connection, which it is asked to close."""
+    answer = b""
+    with socket.create_connection(server.address, 20) as wire:
+        with contextlib.suppress(ConnectionError):  # it hangs up while we send
+            wire.sendall(sent)
+        with contextlib.suppress(ConnectionError):
+            while some := wire.recv(2**16):
+                answer += some
+    return answer
+
+
+@pytest.mark.parametrize(("more", "status"), [(0, 200), (1, 400), (10_000, 400), (200_000, 400)])
+def test_a_head_of_the_limit_is_taken_and_no_longer_one(table, more, status):
+    known = b"/healthHostlocalhostConnectioncloseLong", 3 * len(b": \r\n")
+    value = b"a" * (MOST_HEAD - len(known[0]) - known[1] + more)
+    head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nLong: "
+    answer = told_by(table, head + value + b"\r\n\r\n")
+    is_whole = more < 2**16  # else the connection is reset, as more was sent than was read
+    assert answer.startswith(b"HTTP/1.1 %d" % status) or not is_whole
+    assert b" 200 " not in answer or status == 200
+    if status == 400 and is_whole:
+        told = json.loads(answer.partition(b"\r\n\r\n")[2])
+        assert told == {
+            "error": "The first line and the headers, or trailers, are longer than 65,536 bytes."
+        }
+
+
+@pytest.mark.parametrize("pieces", [1, 7])
+def test_an_offer_of_another_protocol_is_passed_over(table, pieces):
+    """As clients of Java make it; a body is no request, and what follows it is one."""
+    body = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    sent = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    sent += b"Content-Length: %d\r\n" % len(body) + offer + b"\r\n" + body
+    good = json.dumps([row()]).encode()
+    sent += sent.partition(b"Content-Length")[0] + b"Content-Length: %d\r\n" % len(good)
+    sent += offer + b"\r\n" + good
+    sent += b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with socket.create_connection(table.address, 20) as wire:
+        size = -(-len(sent) // pieces)
+        for start in range(0, len(sent), size):
+            wire.sendall(sent[start : start + size])
+            time.sleep(0.05 * (pieces > 1))
+        answer = b"".join(iter(lambda: wire.recv(2**16), b""))
+    statuses = [int(each[:3]) for each in answer.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [422, 200, 200]
+    assert b'"predictions"' in answer
+
+
+def test_a_tunnel_is_no_request(table):
+    sent = b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health HTTP/1.1\r\n\r\n"
+    answer = told_by(table, sent)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b" 200 " not in answer
+
+
 def test_what_was_taken_is_answered_before_the_server_ends(prices):
     with live(prices) as server:
         compute, began = server.serving.batcher._compute, threading.Event()
@@ -482,6 +540,22 @@ def test_a_signal_loads_the_run_again(prices):
         server.serving.reload_soon()
         wait_for(lambda: server.serving.served is not before)
         assert server.serving.counts.reloads == 1
+
+
+def test_an_end_does_not_wait_for_a_run_that_is_loaded_again(prices):
+    steps_done: list[int] = []
+
+    def slow(steps):
+        for step in steps(range(3_000), "errors"):
+            steps_done.append(step)
+            time.sleep(0.01)
+
+    with live(prices, look=0.01) as server:
+        server.serving._load = slow
+        server.serving.reload_soon()
+        while not steps_done:
+            time.sleep(0.01)
+    assert len(steps_done) < 3_000
 
 
 def test_a_network_of_nan_is_refused(prices, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from covary.serving.predictor import COVERAGE
 from covary.serving.writing import FORMATS
 
 _KEEP = ("all", "none")
+_SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))  # at the end of a folder's name
 
 
 Tables = Annotated[
@@ -186,6 +188,8 @@ def predict(
         delimiter=delimiter,
         array=array,
     )
+    if isinstance(source, str) and Path(source).is_file() and (out or "").endswith(_SEPARATORS):
+        source = [source]  # a pattern that the shell has found one file for
     many = not isinstance(source, str) or (source != "-" and is_many(source, predictor))
     out = _checked_out(out, many, engine, resume)
     found = _written(predictor, source, out, how, many, engine, overwrite, resume)

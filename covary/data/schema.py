@@ -197,10 +197,11 @@ class Column:
 
 
 def _numbers_the_rows(values: Values) -> bool:
-    """Whether these are whole numbers without a gap, each once, in any order."""
-    if len(values) < _LEAST_NUMBERED or np.isnan(values).any() or (values % 1).any():
+    """Whether these are 0 or 1 to the number of rows, each once, in any order."""
+    n = len(values)
+    if n < _LEAST_NUMBERED or values.min() not in (0, 1) or np.ptp(values) != n - 1:
         return False
-    return bool((np.diff(np.sort(values)) == 1).all())
+    return bool((np.sort(values) == np.arange(n) + values.min()).all())
 
 
 def _turns(part: str, days: Values) -> Values:

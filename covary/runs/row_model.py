@@ -2,8 +2,7 @@
 
 A ``RowModel`` is a run's network with what rows have shown that it, or a network trained alike, was
 not trained on: how large errors are and where, and how far from the training data a row is. It is
-fitted when it is first needed, and kept
-in the run's folder.
+fitted when it is first needed, and kept in the run's folder.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ _BATCH, _NUMBERS = 4096, 2**24
 _PIXELS, _FITTED_TO = 2**20, 2**24
 # Held-out rows that are looked at: more say little more. Fewer than the least say nothing.
 _MOST, LEAST = 20_000, 10
-# With so many of them there is no need to look at training rows, nor use where these are as few.
-_ENOUGH, _LEAST_TRAINING = 2000, 50
+_ENOUGH = 2000  # held-out rows, with which there is no need of training rows as well
+_LEAST_TRAINING = 50  # rows: networks trained without a fifth of fewer say little of errors
 _REMEDY = "Remove it: covary predict fits it again."
 # Of the file that keeps it. Before it was written, mixtures were of normal distributions.
 _FORMAT = "2"
@@ -462,7 +461,7 @@ def _target_head(
     parts, rescale = [(net, held_out)], net[-1]
     assert isinstance(rescale, Rescale)
     are_few = len(held_out) < _ENOUGH and _LEAST_TRAINING <= len(training) <= _MOST - _ENOUGH
-    # Of images, and of a training that is not done, networks alike would take long.
+    # Images would take long; and where training is not done, networks alike are not known yet.
     if are_few and run.images is None and run.model_path.exists():
         parts += without_a_fold(run, net, training, progress)
     passed: list[_Passed] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -12,6 +12,7 @@ from typing import Any
 
 from covary.data import DataError
 from covary.data.dataset import needed
+from covary.progress import Steps
 from covary.server import documented
 from covary.server.batching import Batcher
 from covary.server.bodies import content_type, read_body
@@ -36,16 +37,18 @@ class Serving:
     """A run while it is served: the model that answers, what waits, and what is counted.
 
     Args:
-        load: gives the run as it is in its folder now.
+        load: gives the run as it is in its folder now; what takes long goes through the steps
+            that it is given.
         limits: what is taken at most.
         folder: of the run; a change of its files is noticed.
         look: seconds between two looks at them.
     """
 
     def __init__(
-        self, load: Callable[[], Served], limits: Limits, folder: Any, *, look: float = 2.0
+        self, load: Callable[[Steps], Served], limits: Limits, folder: Any, *, look: float = 2.0
     ) -> None:
-        self.served, self.limits, self.counts = load(), limits, Counts()
+        self._has_ended = False
+        self.served, self.limits, self.counts = load(self._steps), limits, Counts()
         self.trouble = ""  # why files that were exchanged are not what answers
         self.pending = 0
         self.batcher: Batcher[Question, Reply] = Batcher(
@@ -131,7 +134,7 @@ class Serving:
 
     async def _reload(self) -> None:
         try:
-            found = await asyncio.to_thread(self._load)
+            found = await asyncio.to_thread(self._load, self._steps)
         except Exception as error:
             self.counts.failed_reloads += 1
             self.trouble = (
@@ -145,6 +148,13 @@ class Serving:
         log("reloaded", model=found.digest, before=self.served.digest)
         self.served = found
 
+    def _steps(self, items: Sequence[Any], _: str) -> Iterator[Any]:
+        """The steps of loading a run, until the server ends: its fit may take minutes."""
+        for item in items:
+            if self._has_ended:
+                raise RuntimeError("The server ended while the run was loaded again.")
+            yield item
+
     @asynccontextmanager
     async def running(self, _: Any = None) -> AsyncIterator[None]:
         """While requests are answered; what was taken is answered before it ends."""
@@ -153,6 +163,7 @@ class Serving:
         try:
             yield
         finally:
+            self._has_ended = True
             watching.cancel()
             await self.batcher.close()
             self._readers.shutdown(cancel_futures=True)
@@ -205,12 +216,12 @@ def application(serving: Serving, *, token: str = "", is_local: bool = True) -> 
         "/explain": _without_routing(app, partial(_answered, serving, explained=True)),
     }
 
-    async def of_path(scope: Any, receive: Any, send: Any) -> None:
+    async def routed(scope: Any, receive: Any, send: Any) -> None:
         known = predictions.get(scope.get("path")) if scope.get("method") == "POST" else None
         await (known or app)(scope, receive, send)
 
     return Guard(
-        of_path,
+        routed,
         count=serving.counts.request,
         check_room=serving.check_room,
         token=token,

@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,15 @@ from covary.data.dataset import needed
 from covary.runs import RunError
 from covary.server.application import Serving, application
 from covary.server.guard import is_loopback
+from covary.server.http import Http
 from covary.server.limits import Limits
 from covary.server.logs import log, say_all
 from covary.server.served import Served
 
 with needed("uvicorn", "covary serve", "serve"):
     import uvicorn
-with needed("httptools", "covary serve", "serve"):
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 TOKEN = "COVARY_TOKEN"
-_MOST_HEAD = 2**16  # bytes of a request's first line and headers
 _LEAST_TOKEN = 16  # characters
 _BACKLOG = 512
 
@@ -58,7 +57,8 @@ def serve(
     token = checked_token(os.environ.get(TOKEN, ""), host)
     with bound(host, port) as listening:
         say_all(requests)
-        serving = Serving(lambda: Served.load(run, **options), limits or Limits(), Path(run))
+        load = partial(Served.load, run, **options)
+        serving = Serving(lambda steps: load(progress=steps), limits or Limits(), Path(run))
         app = application(serving, token=token, is_local=is_loopback(host))
         config = configured(app, timeout_graceful_shutdown=int(serving.limits.seconds) + 1)
         address = _address(listening)
@@ -70,38 +70,11 @@ def serve(
             uvicorn.Server(config).run(sockets=[listening])
 
 
-class _Bounded(HttpToolsProtocol):
-    """HTTP whose heads, and what follows the parts of bodies, are not longer than a limit.
-
-    The parser collects them without one, before any application sees the request.
-    """
-
-    _collected = 0  # bytes since the parser last came to the end of a head or to a part of a body
-
-    def data_received(self, data: bytes) -> None:
-        self._collected += len(data)
-        super().data_received(data)
-        if self._collected > _MOST_HEAD and not self.transport.is_closing():
-            self.send_400_response(f"The headers are longer than {_MOST_HEAD:,} bytes.")
-
-    def on_headers_complete(self) -> None:
-        self._collected = 0
-        super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        self._collected = 0
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        self._collected = 0
-        super().on_message_complete()
-
-
 def configured(app: Any, **more: Any) -> uvicorn.Config:
     """How an application is served."""
     return uvicorn.Config(
         app,
-        http=_Bounded,
+        http=Http,
         log_config=None,
         access_log=False,
         server_header=False,

@@ -97,7 +97,8 @@ def predict_files(
 def works(source: str | Sequence[str], out: Path, how: FileOptions) -> list[Work]:
     """All files of a source, and their predictions; refused if any would be lost."""
     base, files = _found(source) if isinstance(source, str) else _named_each(source)
-    is_folder = isinstance(source, str) and Path(source).is_dir()
+    pattern = source if isinstance(source, str) else ""
+    is_folder = bool(pattern) and Path(pattern).is_dir()
     if not files:
         if is_folder:
             raise DataError(
@@ -107,7 +108,7 @@ def works(source: str | Sequence[str], out: Path, how: FileOptions) -> list[Work
         raise DataError(f"No file matches {source}. Check the pattern, and quote it in a shell.")
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file, where predictions of many are a folder: name one.")
-    inside = is_folder or "**" in source  # sub-folders are read, too
+    inside = is_folder or "**" in pattern  # sub-folders are read, too
     if out.resolve() == base.resolve() or (inside and base.resolve() in out.resolve().parents):
         raise DataError(
             f"{out} is where the files are read from ({base}); predictions go to a folder that is "
@@ -122,6 +123,13 @@ def works(source: str | Sequence[str], out: Path, how: FileOptions) -> list[Work
                 "them apart, or leave out --format."
             )
         names[each.out] = each.source
+    sources = {each.source.resolve() for each in found}
+    for each in found:
+        if each.out.resolve() in sources:
+            raise DataError(
+                f"Predictions of {each.source} would be written to {each.out}, which is one of the "
+                "tables: choose another folder (--out)."
+            )
     return found
 
 
@@ -145,25 +153,29 @@ def _found(source: str) -> tuple[Path, list[Path]]:
 
 def _named_each(sources: Sequence[str]) -> tuple[Path, list[Path]]:
     """The folder that holds all of these files, and the files."""
-    files = list(dict.fromkeys(map(Path, sources)))
+    if not sources:
+        raise DataError("No file is named: name some, or a folder or pattern.")
+    # Links are not followed: a file has the place that its name says.
+    files = list(dict.fromkeys(Path(os.path.abspath(each)) for each in sources))  # noqa: PTH100
     for path in files:
         if not path.is_file():
             raise DataError(
                 f"Of several tables each is a file, and {path} is none: name files alone, or one "
                 "folder or pattern."
             )
-    base = Path(os.path.commonpath([path.absolute().parent for path in files]))
-    return base, [path.absolute() for path in files]
+    try:
+        return Path(os.path.commonpath([path.parent for path in files])), files
+    except ValueError:
+        raise DataError("The tables are on several drives: predict those of each apart.") from None
 
 
 def _named(path: Path, how: FileOptions) -> Path:
     """The name of the predictions: that of the file, if they have its format."""
-    name = path.name
-    if how.format and how.format != format_of(path):
-        stem = name.removesuffix(".gz")
-        return path.with_name(Path(stem).stem + _SUFFIXES[how.format])
-    is_table = name.lower().endswith(_TABLES)
-    return path if is_table else path.with_name(f"{name}.csv")  # npz
+    ending = next((each for each in _TABLES if path.name.lower().endswith(each)), "")
+    if ending and how.format in ("", format_of(path)):
+        return path
+    stem = path.name[: len(path.name) - len(ending)]
+    return path.with_name(stem + _SUFFIXES[how.format or "csv"])
 
 
 def check_columns(predictor: Predictor, every: Sequence[Work], how: FileOptions) -> None:

@@ -43,7 +43,7 @@ _OFF = ": off the data"  # behind the name of a column
 _CHOSEN = "predictor.json"
 _NUMBERS, _OTHERS = ("level", "threshold", "limit"), ("conformal", "promise", "unseen")
 # Behind a promise that is none.
-_NO_HELP = " Errors are no fewer or smaller there: these rows do not show that the flag helps."
+_NO_HELP = " These rows do not show that the flag helps: those to answer have errors as the others."
 CHUNK, _IMAGES = 65536, 4096  # rows and images at a time; whole numbers of the model's batches
 
 
@@ -413,7 +413,7 @@ def _promise(
     for name, own in zip(schema.targets, error.T, strict=True):
         found, every = (math.sqrt((each**2).mean()) for each in (own[answered], own))
         sizes.append(f"{name} {found:.4g}, of all {every:.4g}")
-        helps |= found < every
+        helps |= found < every or every == 0
     return (
         f"{told}; root mean squared error of these: {'; '.join(sizes)}.{'' if helps else _NO_HELP}"
     )

@@ -151,7 +151,7 @@ class ReplicaLoss(nn.Module):
         self.replicas = Replicas(objectives)
         self.decays = None if decays is None else torch.tensor(decays)
         self.statistic = objectives[0].statistic
-        self._parts = tuple(self.modules())
+        self._parts = tuple(self.replicas.modules())  # without itself, so that it is freed
         self._noises_before = _noises_before_activations(self.replicas)
         self._seen: dict[Hashable, int] = {}
         self._steps: dict[Hashable, Callable[..., Any]] = {}
