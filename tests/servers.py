@@ -6,7 +6,6 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
