@@ -175,7 +175,8 @@ def predict(
     opened = runs.open(run)
     if not opened.predictor_path.exists():
         again = "once" if opened.is_writable else "and not kept, as the run is read-only"
-        say(f"Fitting to data that training did not see, {again}.")
+        of_few = "" if opened.classifies else " If these are few, five more networks are trained."
+        say(f"Fitting to data that training did not see, {again}.{of_few}")
     predictor = Predictor.load(
         run, level=level, conformal=conformal, risk=risk, coverage=coverage, unseen=unseen,
         data_dir=data_dir, progress=common.progress,

@@ -81,15 +81,12 @@ def preset(
     optimizer: str | None = None,
     schedule: str | None = None,
 ) -> Choices:
-    """Settings of the model and of training for these data, and what is chosen already."""
+    """Settings of the model and of training for these data, given what is chosen already."""
     usual = _usual(dataset, published_splits=published_splits)
     if usual in _TARGETS.values():
-        # Its weight decay is no penalty of Adam's, and its rate none to keep to the end.
-        is_other = optimizer not in (None, usual.optimizer) or schedule not in (
-            None,
-            usual.schedule,
-        )
-        if spiking or is_other:
+        # Its weight decay is for AdamW, and its rate for a schedule that ends at 0.
+        is_alike = optimizer in (None, usual.optimizer) and schedule in (None, usual.schedule)
+        if spiking or not is_alike:
             usual = _of_rows(_PLAIN, dataset)
     if likelihood:
         usual = _of_rows(_LIKELIHOODS, dataset)
