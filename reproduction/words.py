@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ GLOSSARY = {
     "MNN, dMNN": "networks with covariances in full, and with variances alone.",
     "shared": "in training all samples of a mini-batch have one covariance; in evaluation each has "
     "its own.",
+    "as printed": "trained as the paper's text says, word for word, where the authors' code (and "
+    "ours elsewhere) is otherwise.",
     "sigma_l": "standard deviation of the noise of layer l: sigma_1 at the input, sigma_2 in the "
     "first hidden layer.",
     "SMUC, SMSC": "supervised mean, unsupervised covariance: gradients go through the mean alone; "
@@ -141,8 +144,8 @@ def judged(claim: Claim, record: Mapping[str, Any]) -> Judged:
 
 
 def _run(needed: Elsewhere, scale: str) -> str:
-    only = f" --only {needed.label}" if needed.label else ""
-    return f"python -m reproduction run {needed.experiment} --scale {scale}{only}"
+    words = ["python", "-m", "reproduction", "run", needed.experiment, "--scale", scale]
+    return shlex.join([*words, *(word for label in needed.labels for word in ("--only", label))])
 
 
 def _rests(claim: Claim, record: Mapping[str, Any]) -> str:
