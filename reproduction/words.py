@@ -128,7 +128,7 @@ def judged(claim: Claim, record: Mapping[str, Any]) -> Judged:
     command = ""
     if scale in claim.untested:
         verdict, why = "not tested", claim.untested[scale]
-    elif verdict is None and not numbers and isinstance(claim.minus, Elsewhere):
+    elif isinstance(claim.minus, Elsewhere) and not claim.others(record):
         command = _run(claim.minus, scale)
         verdict, why = "not tested", "What it is to be compared with is not among the results."
     elif verdict is None:

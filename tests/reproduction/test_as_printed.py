@@ -143,6 +143,13 @@ def test_numbers_may_be_compared_with_parts_without_a_label():
     record = {"scale": "paper", "parts": parts}
     assert difference.values({**record, "beside": {"mnist-lif": record}}) == [0.25]
     assert difference.values(record) == []
+    lacking = words.judged(difference, record)
+    assert lacking.verdict == "not tested"
+    assert lacking.command.endswith("--only ''")
+    # Where it is the part itself that lacks, no other command would help.
+    other = {**record, "parts": parts[:1]}
+    lacking = words.judged(difference, {**other, "beside": {"mnist-lif": other}})
+    assert (lacking.verdict, lacking.command) == ("not measured", "")
 
 
 def test_intervals_that_are_estimated_are_named():
