@@ -446,7 +446,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             *_as_printed(
                 _of_spiking(_four_panels(0.7760)),
                 _PRINTED_SHARED,
-                why="With so little noise neurons fire regularly, and not as moments take them to.",
+                why="Noise of 0.2 is little beside a threshold of 20, so that neurons fire regularly, "
+                "and not as moments take them to; whether it is that was not looked into.",
             ),
             *_beside_code("mnist-lif", ""),
         ),
