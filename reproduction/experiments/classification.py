@@ -437,7 +437,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "decay 1e-4, batch 128, 15 epochs; one covariance per mini-batch in training. The noise "
         "of neurons is not the text's 0.2 but sqrt(L) (V_th - V_res) = 4.47, with which they fire "
         "irregularly, as moments take them to (docs/networks.md). "
-        f"{_PRINTED_SPIKING} Beside the other rows it is the noise and the digits that differ.",
+        f"{_PRINTED_SPIKING} From the other rows, whose networks have no label, noise and the "
+        "number of digits differ. They are trained with one covariance per mini-batch, too.",
         proviso=SHARED_TOO,
         measure=classifiers.measure,
         parts=by_scale(lambda scale: _mnist_shared("", scale, "lif")),
@@ -446,8 +447,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             *_as_printed(
                 _of_spiking(_four_panels(0.7760)),
                 _PRINTED_SHARED,
-                why="Noise of 0.2 is little beside a threshold of 20, so that neurons fire regularly, "
-                "and not as moments take them to; whether it is that was not looked into.",
+                why="Noise of 0.2 is little beside a threshold of 20, so that neurons fire "
+                "regularly, and not as moments take them to; whether it is that was not looked "
+                "into.",
             ),
             *_beside_code("mnist-lif", ""),
         ),
