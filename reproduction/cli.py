@@ -139,13 +139,7 @@ def run(
         chosen = _replaceable(chosen, scale, results, every=every, overwrite=overwrite)
         for folder in (results, out):
             _make(folder)
-    workshop = Workshop(
-        folder=out / scale,
-        data_dir=data_dir,
-        display=lambda: Silent() if as_json else terminal_or_lines(common.voice),
-        progress=common.progress,
-        say=say,
-    )
+    workshop = _workshop(out / scale, data_dir, silent=as_json)
     measure = partial(
         measure_and_write,
         scale=scale,
@@ -166,6 +160,17 @@ def run(
     if failed:
         each = "; ".join(f"{name}: {error}" for name, error in failed.items())
         raise RuntimeError(f"{len(failed)} of {len(chosen)} experiments failed. {each}")
+
+
+def _workshop(folder: Path, data_dir: str | None, *, silent: bool) -> Workshop:
+    """A folder for networks, whose trainings are shown unless it is to be silent."""
+    return Workshop(
+        folder=folder,
+        data_dir=data_dir,
+        display=lambda: Silent() if silent else terminal_or_lines(common.voice),
+        progress=common.progress,
+        say=say,
+    )
 
 
 def _chosen(
