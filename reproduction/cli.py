@@ -14,7 +14,7 @@ from covary.cli.common import DataDir, Debug, Json, quoted, reported, say
 from covary.training import Silent, StoppedError, terminal_or_lines
 from reproduction import catalogue, reading, store, words
 from reproduction.experiment import SCALES, Experiment
-from reproduction.running import check_labels
+from reproduction.running import check_chosen
 from reproduction.running import reproduce as measure_and_write
 from reproduction.workshop import Workshop
 
@@ -97,6 +97,10 @@ def run(
         list[str] | None,
         typer.Option("--only", help="Measure only the parts of this label; repeat for several."),
     ] = None,
+    seeds: Annotated[
+        list[int] | None,
+        typer.Option("--seed", help="Measure only the parts of this seed; repeat for several."),
+    ] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder of networks, kept parts and figures.")
     ] = Path("runs/reproduce"),
@@ -126,27 +130,23 @@ def run(
 
     - `python -m reproduction run mechanism --scale paper`
     - `python -m reproduction run uci --scale paper --jobs 2`
+    - `python -m reproduction run mnist-relu --scale paper --only 'printed, shared' --seed 1`
     - `python -m reproduction run mnist-relu ood-notmnist --scale quick --results trial`
     - `python -m reproduction run --all --scale smoke --results trial`
     """
     with common.wrong_use():
-        chosen = _chosen(names or (), scale, only or (), every=every)
+        chosen = _chosen(names or (), scale, only or (), seeds or (), every=every)
         chosen = _replaceable(chosen, scale, results, every=every, overwrite=overwrite)
         for folder in (results, out):
             _make(folder)
-    workshop = Workshop(
-        folder=out / scale,
-        data_dir=data_dir,
-        display=lambda: Silent() if as_json else terminal_or_lines(common.voice),
-        progress=common.progress,
-        say=say,
-    )
+    workshop = _workshop(out / scale, data_dir, silent=as_json)
     measure = partial(
         measure_and_write,
         scale=scale,
         workshop=workshop,
         results=results,
         only=only or (),
+        seeds=seeds or (),
         overwrite=overwrite,
         jobs=jobs,
     )
@@ -162,8 +162,19 @@ def run(
         raise RuntimeError(f"{len(failed)} of {len(chosen)} experiments failed. {each}")
 
 
+def _workshop(folder: Path, data_dir: str | None, *, silent: bool) -> Workshop:
+    """A folder for networks, whose trainings are shown unless it is to be silent."""
+    return Workshop(
+        folder=folder,
+        data_dir=data_dir,
+        display=lambda: Silent() if silent else terminal_or_lines(common.voice),
+        progress=common.progress,
+        say=say,
+    )
+
+
 def _chosen(
-    names: Sequence[str], scale: str, only: Sequence[str], *, every: bool
+    names: Sequence[str], scale: str, only: Sequence[str], seeds: Sequence[int], *, every: bool
 ) -> list[Experiment]:
     """The experiments that were asked for; what cannot be asked for is refused."""
     if every and names:
@@ -174,7 +185,7 @@ def _chosen(
         raise ValueError(f"Scales are {', '.join(SCALES)}; got {scale!r}.")
     chosen = [catalogue.get(name) for name in (catalogue.names() if every else names)]
     for experiment in chosen:
-        check_labels(experiment, scale, only)
+        check_chosen(experiment, scale, only, seeds)
     return chosen
 
 

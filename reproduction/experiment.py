@@ -53,14 +53,19 @@ class Elsewhere:
     Attributes:
         experiment: whose results.
         metric: the number's name there.
-        label: of which parts; of all that have it if empty.
+        label: of which parts, or labels of which; of all that have it if empty.
         any_scale: results of another scale are compared with, too.
     """
 
     experiment: str
     metric: str
-    label: str = ""
+    label: str | tuple[str, ...] = ""
     any_scale: bool = False
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of which parts; none if of all that have it."""
+        return _labels(self.label)
 
 
 class Number(NamedTuple):
@@ -130,9 +135,7 @@ class Claim:
     @property
     def labels(self) -> tuple[str, ...]:
         """Of the parts that it is about; none if of all of them."""
-        if isinstance(self.label, str):
-            return (self.label,) if self.label else ()
-        return self.label
+        return _labels(self.label)
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -182,7 +185,7 @@ class Claim:
             part
             for part in beside["parts"]
             if part["metrics"].get(self.minus.metric) is not None
-            and self.minus.label in ("", part["label"])
+            and (not self.minus.labels or part["label"] in self.minus.labels)
         ]
 
     def numbers(self, record: Mapping[str, Any]) -> list[Number]:
@@ -234,6 +237,13 @@ class Claim:
         if low == 1:
             return HOLDS
         return PARTLY if low >= 1 / 2 else FAILS if high < 1 / 2 else UNDECIDED
+
+
+def _labels(label: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Labels of parts, where no label is that of all; parts without one are ``("",)``."""
+    if isinstance(label, str):
+        return (label,) if label else ()
+    return label
 
 
 def _with_noise(metrics: Metrics, name: str) -> Number:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from reproduction import measuring, store
-from reproduction.experiment import Experiment
+from reproduction.experiment import Experiment, Part
 from reproduction.workshop import Workshop
 
 
@@ -20,6 +20,7 @@ def reproduce(
     *,
     results: Path,
     only: Collection[str] = (),
+    seeds: Collection[int] = (),
     overwrite: bool = False,
     jobs: int = 1,
 ) -> dict[str, Any]:
@@ -32,6 +33,7 @@ def reproduce(
         results: folder of the results, ``<name>.json``.
         only: measure parts of these labels alone; others stay in the results if they were measured
             before with the same settings, and are named as missing if not.
+        seeds: measure parts of these seeds alone, in the same way; of all seeds if empty.
         overwrite: replace results of a larger scale.
         jobs: measure in so many processes at a time; a script that asks for several has to begin
             with ``if __name__ == "__main__":``, as others with processes have.
@@ -41,10 +43,10 @@ def reproduce(
     """
     store.check_replaceable(results, experiment.name, scale, overwrite=overwrite)
     wanted = experiment.parts[scale]
-    check_labels(experiment, scale, only)
+    check_chosen(experiment, scale, only, seeds)
     started = datetime.now(timezone.utc)
     began = time.perf_counter()
-    chosen = [part for part in wanted if not only or part.label in only]
+    chosen = _chosen(wanted, only, seeds)
     measured = measuring.measure(experiment, scale, workshop, chosen=chosen, jobs=jobs)
     elapsed = time.perf_counter() - began
     of_what = {
@@ -54,7 +56,7 @@ def reproduce(
         "config": store.configuration(experiment, scale),
     }
     # What was there says how parts that were not measured now were measured.
-    partly = measured.parts < len(wanted) and (bool(only) or not overwrite)
+    partly = measured.parts < len(wanted) and (bool(only or seeds) or not overwrite)
     before = store.load(results, experiment.name) if partly else None
     carried = store.carried(before, of_what, experiment.earlier)
     trained = _trainings(before) if before and carried else {}
@@ -98,11 +100,28 @@ def _trainings(record: dict[str, Any]) -> dict[str, float]:
     return dict(record.get("trainings", {"before": record["training_seconds"]}))
 
 
-def check_labels(experiment: Experiment, scale: str, only: Collection[str]) -> None:
-    """Refuse labels that no part has."""
+def _chosen(parts: Iterable[Part], only: Collection[str], seeds: Collection[int]) -> list[Part]:
+    return [
+        part
+        for part in parts
+        if (not only or part.label in only) and (not seeds or part.seed in seeds)
+    ]
+
+
+def check_chosen(
+    experiment: Experiment, scale: str, only: Collection[str], seeds: Collection[int] = ()
+) -> None:
+    """Refuse labels, and seeds of these, that no part has."""
     labels = {part.label for part in experiment.parts[scale]}
     unknown = sorted(set(only) - labels)
     if unknown:
         known = ", ".join(map(repr, sorted(labels))) if labels != {""} else "without labels"
         asked = ", ".join(map(repr, unknown))
         raise ValueError(f"{experiment.name} has parts {known} at scale {scale}, and none {asked}.")
+    known_seeds = sorted({part.seed for part in _chosen(experiment.parts[scale], only, ())})
+    if strange := sorted(set(seeds) - set(known_seeds)):
+        theirs, asked = (", ".join(map(str, each)) for each in (known_seeds, strange))
+        raise ValueError(
+            f"{experiment.name} has such parts of seeds {theirs} at scale {scale}, and none "
+            f"{asked}."
+        )

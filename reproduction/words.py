@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ GLOSSARY = {
     "MNN, dMNN": "networks with covariances in full, and with variances alone.",
     "shared": "in training all samples of a mini-batch have one covariance; in evaluation each has "
     "its own.",
+    "as printed": "trained as the paper's text says, word for word, where the authors' code (and "
+    "ours elsewhere) is otherwise.",
     "sigma_l": "standard deviation of the noise of layer l: sigma_1 at the input, sigma_2 in the "
     "first hidden layer.",
     "SMUC, SMSC": "supervised mean, unsupervised covariance: gradients go through the mean alone; "
@@ -125,7 +128,7 @@ def judged(claim: Claim, record: Mapping[str, Any]) -> Judged:
     command = ""
     if scale in claim.untested:
         verdict, why = "not tested", claim.untested[scale]
-    elif verdict is None and not numbers and isinstance(claim.minus, Elsewhere):
+    elif isinstance(claim.minus, Elsewhere) and not claim.others(record):
         command = _run(claim.minus, scale)
         verdict, why = "not tested", "What it is to be compared with is not among the results."
     elif verdict is None:
@@ -141,8 +144,8 @@ def judged(claim: Claim, record: Mapping[str, Any]) -> Judged:
 
 
 def _run(needed: Elsewhere, scale: str) -> str:
-    only = f" --only {needed.label}" if needed.label else ""
-    return f"python -m reproduction run {needed.experiment} --scale {scale}{only}"
+    words = ["python", "-m", "reproduction", "run", needed.experiment, "--scale", scale]
+    return shlex.join([*words, *(word for label in needed.labels for word in ("--only", label))])
 
 
 def _rests(claim: Claim, record: Mapping[str, Any]) -> str:

@@ -32,6 +32,7 @@ class Network:
         keep: epochs after which weights are put aside.
         limit: train on so many samples at most, and test on so many; 0 for all.
         augment: random crop and horizontal flip.
+        validation: fraction of the training samples that is held out to watch training with.
         trunk_of: the network whose trained trunk is taken, and not trained further.
         published: weights that the paper's authors published, by the name of their file; they are
             taken as they are, and not trained.
@@ -43,6 +44,7 @@ class Network:
     keep: tuple[int, ...] = ()
     limit: int = 0
     augment: bool = False
+    validation: float = DataConfig.validation
     trunk_of: Network | None = None
     published: str = ""
 
@@ -55,6 +57,9 @@ class Network:
             values["trunk_of"] = self.trunk_of.to_dict()
         if not self.published:
             del values["published"]
+        # Results say so only where it is not what it is for all others.
+        if self.validation == DataConfig.validation:
+            del values["validation"]
         return values
 
     @classmethod
@@ -104,7 +109,12 @@ class Workshop:
         if not isinstance(network, Network):
             network = Network.from_dict(network)
         run = Run(self.folder / f"{network.name}-{seed}", data_dir=self.data_dir)
-        data = DataConfig(name=network.data, limit=network.limit, augment=network.augment)
+        data = DataConfig(
+            name=network.data,
+            limit=network.limit,
+            augment=network.augment,
+            validation=network.validation,
+        )
         dataset, _ = load_data(data, data_dir=self.data_dir, seed=seed)
         chosen = Choices(**network.settings, seed=seed)
         if network.published:

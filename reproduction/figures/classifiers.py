@@ -10,13 +10,23 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from covary.report.drawing import BLUE, ORANGE, PURPLE, SLATE, TEAL, Drawing, legend_inside, swatch
+from covary.report.drawing import (
+    AMBER,
+    BLUE,
+    ORANGE,
+    PURPLE,
+    SLATE,
+    TEAL,
+    Drawing,
+    legend_inside,
+    swatch,
+)
 from reproduction.experiments.classifiers import Errors
 from reproduction.experiments.statistics import TWO_SIDED
 from reproduction.figures.layout import Record, composed, letter, panels
 
 RIGHT, WRONG = TEAL, ORANGE
-_COLOURS = (BLUE, PURPLE, SLATE)
+_COLOURS = (BLUE, PURPLE, SLATE, AMBER)
 _MARKERS = "os^Dv<>"
 
 
@@ -139,8 +149,11 @@ def _settings(record: Record) -> dict[str, Record]:
 
 def _estimated(parts: Sequence[Record]) -> str:
     """What is to be said of intervals of results that have none of their own."""
-    bare = any("separability_covariance" not in part["series"] for part in parts)
-    return " (estimated from the numbers of right and wrong ones)" if bare else ""
+    bare = [part for part in parts if "separability_covariance" not in part["series"]]
+    if not bare:
+        return ""
+    some = f"{' and '.join(map(_said, _labels(bare)))}: " if len(bare) < len(parts) else ""
+    return f" ({some}estimated from the numbers of right and wrong ones)"
 
 
 def _against_accuracy(axes: Axes, parts: Sequence[Record]) -> None:
@@ -162,7 +175,7 @@ def _against_accuracy(axes: Axes, parts: Sequence[Record]) -> None:
         for label in _labels(parts)
     }
     handles = [
-        swatch(f"{label + ', ' if label else ''}R² {found}", colour, "")
+        swatch(f"{_said(label) + ', ' if any(by_label) else ''}R² {found}", colour, "")
         for (label, found), colour in zip(by_label.items(), _COLOURS, strict=False)
     ]
     # Words in the colours of lines, without samples of these, which would look like one more.
@@ -176,12 +189,17 @@ def _swatches(parts: Sequence[Record]) -> list[Line2D]:
     found = _labels(parts)
     if len(found) == 1:
         return []
-    return [swatch(label, colour) for label, colour in zip(found, _COLOURS, strict=False)]
+    return [swatch(_said(label), colour) for label, colour in zip(found, _COLOURS, strict=False)]
 
 
 def _labels(parts: Sequence[Record]) -> list[str]:
     """The labels of parts, each once."""
     return list(dict.fromkeys(part["label"] for part in parts))
+
+
+def _said(label: str) -> str:
+    """A label beside others."""
+    return label or "no label"
 
 
 def _cycled(parts: Sequence[Record]) -> list[str]:
@@ -242,7 +260,7 @@ def with_and_without(record: Record) -> Drawing:
         f"{_range(numbers, 'separability_without')} and {_range(numbers, 'separability_with')}.",
         caption="a: test accuracy through training. b: separability of wrong from right "
         "predictions by layer, at the end, with 95% intervals over test samples"
-        f"{_estimated([{'series': part['series']['with']} for part in record['parts']])}; "
+        f"{_estimated([{**part, 'series': part['series']['with']} for part in record['parts']])}; "
         "markers are seeds." + (" Dashed: label shared." if "shared" in labels else ""),
         figure=figure,
     )

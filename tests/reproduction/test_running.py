@@ -88,6 +88,20 @@ def test_parts_that_are_left_out_stay_as_they_are_in_the_results(tmp_path):
     assert changed["missing"] == [{"label": "large", "seed": seed} for seed in range(3)]
 
 
+def test_seeds_can_be_measured_one_by_one(tmp_path):
+    def places(record):
+        return [(part["label"], part["seed"]) for part in record["parts"]]
+
+    shop = workshop(tmp_path)
+    record = reproduce(trial(), "quick", shop, results=tmp_path, only=["small"], seeds=[1])
+    assert places(record) == [("small", 1)]
+    assert {"label": "small", "seed": 0} in record["missing"]
+    record = reproduce(trial(), "quick", workshop(tmp_path / "b"), results=tmp_path, seeds=[0])
+    assert places(record) == [("small", 0), ("small", 1), ("large", 0)]
+    with pytest.raises(ValueError, match="such parts of seeds 0, 1, 2 at scale quick, and none 7"):
+        reproduce(trial(), "quick", shop, results=tmp_path, seeds=[7])
+
+
 def test_results_are_not_replaced_by_fewer_parts(tmp_path):
     before = trial(paper=(*seeds("small", 3, size=(1, 2)), *seeds("large", 3, size=2)))
     before = replace(before, measure=lambda part, _: Measured({"number": 1.0}, {}))
