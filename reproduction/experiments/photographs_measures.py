@@ -44,6 +44,8 @@ _MARGIN_WEIGHT = 2.0
 # Neighbours among held-out samples, of which there are fewer than training samples.
 _FEW_NEIGHBOURS = 10
 _MEGABYTE = 1e6
+# Training images that variances of a converted network are measured on.
+_TRACKED = 256
 
 Seen = dict[str, Tensor]
 
@@ -481,5 +483,6 @@ def _of_plain_torch(part: Part, workshop: Workshop) -> tuple[Subject, data.Datas
     held_out, rows = residual.held_out_rows(len(dataset.x), chosen, part.seed)
     with_moments = convert(net, noise=part.settings["noise"])
     with quietly():
-        track(with_moments, residual.inputs(dataset.x[rows]), progress=False)
+        few = rows[shuffled(len(rows), part.seed, 2**31 + 1)[:_TRACKED]]
+        track(with_moments, residual.inputs(dataset.x[few]), progress=False)
     return Subject(net, with_moments, net, residual.inputs, ("plain",)), dataset, held_out, rows
