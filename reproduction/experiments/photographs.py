@@ -20,7 +20,7 @@ NETWORKS = (RESIDUAL, LENET5, VGG13)
 _K = 50
 _EPOCHS = {"smoke": 1, "quick": 20, "paper": 60}
 # Of the mixed LeNet5 at scale quick; at scale paper it is that of image-accuracy.
-_FEW_EPOCHS = {"smoke": 1, "quick": 4}
+_FEW_EPOCHS = {"smoke": 1, "quick": 3}
 # Images of each part: what is held out has to be enough for a fitted score.
 _LIMIT = {"smoke": 1500, "quick": 0, "paper": 0}
 
@@ -150,7 +150,7 @@ _ABOUT = (
     "networks and the same images. Networks: a residual network of plain torch (eight layers, 32, "
     "64 and 128 channels, AdamW with one cycle, random crop and flip), which `covary.convert` "
     "gives a covariance (noise 0.05 everywhere, its default); the mixed LeNet5 of image-accuracy, "
-    "trained for four epochs at scale `quick`; the mixed network of cifar10-relu. A tenth of the "
+    "trained for three epochs at scale `quick`; the mixed network of cifar10-relu. A tenth of the "
     "training images is held out. Errors: wrong against right test images. Foreign: all of the OOD "
     "set (10,000 at random at scale `quick`) against all test images. Energy (Liu et al., 2020): "
     "minus the log of the summed exponentials of logits. GEN (Liu, Lochman and Zach, 2023): the "
