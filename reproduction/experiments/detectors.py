@@ -56,7 +56,8 @@ class Neighbours:
     def _of_rows(self, features: Tensor) -> Tensor:
         cosines = _of_length_one(features) @ self.bank.mT
         nearest = cosines.topk(self.k, -1).values[:, -1]
-        return (2 - 2 * nearest).clamp(min=0).sqrt().double()
+        squared: Tensor = 2 - 2 * nearest
+        return squared.clamp(min=0).sqrt().double()
 
 
 def _of_length_one(features: Tensor) -> Tensor:
@@ -110,4 +111,5 @@ class VirtualLogit:
 
         In the order of the virtual class's probability, which rounds to 0 or 1 sooner.
         """
-        return self.scale * self.norm(features) - logits.double().logsumexp(-1)
+        virtual: Tensor = self.scale * self.norm(features)
+        return virtual - logits.double().logsumexp(-1)
