@@ -56,12 +56,12 @@ class Neighbours:
     def _of_rows(self, features: Tensor) -> Tensor:
         cosines = _of_length_one(features) @ self.bank.mT
         nearest = cosines.topk(self.k, -1).values[:, -1]
-        squared: Tensor = 2 - 2 * nearest
-        return squared.clamp(min=0).sqrt().double()
+        return (2 - 2 * nearest).clamp(min=0).sqrt().double()
 
 
 def _of_length_one(features: Tensor) -> Tensor:
-    return features / features.norm(dim=-1, keepdim=True).clamp(min=_TINY)
+    unit: Tensor = features / features.norm(dim=-1, keepdim=True).clamp(min=_TINY)
+    return unit
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ class VirtualLogit:
 
     def norm(self, features: Tensor) -> Tensor:
         """(B,) length of what features (B, d) have outside of the subspace."""
-        return ((features - self.origin) @ self.rest).norm(dim=-1).double()
+        length: Tensor = ((features - self.origin) @ self.rest).norm(dim=-1)
+        return length.double()
 
     def score(self, features: Tensor, logits: Tensor) -> Tensor:
         """(B,) the virtual logit above the log of the summed exponentials of the others.
