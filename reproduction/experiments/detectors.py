@@ -33,7 +33,7 @@ def generalised_entropy(logits: Tensor, power: float = GEN_POWER, top: int = 100
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class NearestFeatures:
     """Distance to the k-th nearest of known features, all of length 1 (KNN; Sun et al., 2022).
 
     Attributes:
@@ -45,7 +45,7 @@ class Neighbours:
     k: int
 
     @classmethod
-    def of(cls, features: Tensor, k: int) -> Neighbours:
+    def of(cls, features: Tensor, k: int) -> NearestFeatures:
         """Of features (n, d) of training samples; the last neighbour if there are fewer than k."""
         return cls(_of_length_one(features), min(k, len(features)))
 

@@ -29,7 +29,7 @@ from reproduction.experiment import Measured, Part
 from reproduction.experiments import residual
 from reproduction.experiments.corruptions import corrupted
 from reproduction.experiments.detectors import (
-    Neighbours,
+    NearestFeatures,
     VirtualLogit,
     energy,
     generalised_entropy,
@@ -41,7 +41,7 @@ _BATCH = 100
 _TIMED, _ROUNDS = 128, 5
 # Of the margin beside what else is known, as in the fitted score of the library.
 _MARGIN_WEIGHT = 2.0
-# Neighbours among held-out samples, of which there are fewer than training samples.
+# NearestFeatures among held-out samples, of which there are fewer than training samples.
 _FEW_NEIGHBOURS = 10
 _MEGABYTE = 1e6
 # Training images that variances of a converted network are measured on.
@@ -50,7 +50,7 @@ _TRACKED = 256
 Seen = dict[str, Tensor]
 
 
-class Subject(NamedTuple):
+class NetworkForms(NamedTuple):
     """A trained network in the forms that scores ask for.
 
     Attributes:
@@ -73,7 +73,7 @@ class Subject(NamedTuple):
         return [each for each in self.net.modules() if isinstance(plain_of(each), nn.Linear)][-1]
 
 
-class Images(NamedTuple):
+class Photographs(NamedTuple):
     """Bytes (n, C, H, W), and labels (n,) where there are any."""
 
     trained_on: Tensor
@@ -87,7 +87,7 @@ class Images(NamedTuple):
 # What a network shows of a batch, by what has to run for it.
 
 
-def _of_mean(subject: Subject, x: Tensor) -> Seen:
+def _of_mean(subject: NetworkForms, x: Tensor) -> Seen:
     kept: list[Tensor] = []
 
     def keep(_layer: nn.Module, taken: tuple[Any, ...]) -> None:
@@ -101,17 +101,17 @@ def _of_mean(subject: Subject, x: Tensor) -> Seen:
     return {"logits": logits.double(), "features": kept[-1]}
 
 
-def _of_moments(subject: Subject, x: Tensor) -> Seen:
+def _of_moments(subject: NetworkForms, x: Tensor) -> Seen:
     out = subject.with_moments(x)
     return {"mean": out.mean, "matrix": out.covariance_matrix.expand(*out.mean.shape, -1)}
 
 
-def _of_layers(kind: str, subject: Subject, x: Tensor) -> Seen:
+def _of_layers(kind: str, subject: NetworkForms, x: Tensor) -> Seen:
     values, mean = features_of(kind, subject.net, [x])
     return {f"{kind} layers": values, f"{kind} mean": mean}
 
 
-_LOOKS: dict[str, Callable[[Subject, Tensor], Seen]] = {
+_LOOKS: dict[str, Callable[[NetworkForms, Tensor], Seen]] = {
     "mean": _of_mean,
     "covariance": _of_moments,
     "plain": lambda subject, x: _of_layers("plain", subject, x),
@@ -120,7 +120,7 @@ _LOOKS: dict[str, Callable[[Subject, Tensor], Seen]] = {
 
 
 @torch.no_grad()
-def look(subject: Subject, images: Tensor, looks: Iterable[str]) -> Seen:
+def look(subject: NetworkForms, images: Tensor, looks: Iterable[str]) -> Seen:
     """What a network shows of bytes (n, C, H, W), as tensors (n, ...) by name."""
     wanted = list(looks)
     found: dict[str, list[Tensor]] = {}
@@ -143,7 +143,7 @@ class Fits:
         usual: average and deviation over held-out images, of what is added up.
     """
 
-    neighbours: Neighbours
+    neighbours: NearestFeatures
     virtual: VirtualLogit
     fitted: Mapping[str, FittedScore]
     near: Tensor
@@ -155,7 +155,7 @@ class Fits:
         return (value - mean) / deviation
 
 
-class Score(NamedTuple):
+class Detector(NamedTuple):
     """One number per image, higher where the network is less sure.
 
     Attributes:
@@ -223,37 +223,41 @@ def _kept_of_layers(fits: Fits) -> Sequence[Tensor]:
 
 
 # In the order of tables: the library's, those of others, and forms that a fitted score could have.
-SCORES: dict[str, Score] = {
-    "entropy": Score("entropy", "covariance", lambda _, seen: _moments(seen).entropy().double()),
-    "expected_max": Score(
+SCORES: dict[str, Detector] = {
+    "entropy": Detector("entropy", "covariance", lambda _, seen: _moments(seen).entropy().double()),
+    "expected_max": Detector(
         "expected max", "covariance", lambda _, seen: scores.expected_max(_moments(seen))
     ),
-    "fitted": Score("fitted score", "moments", _fitted("moments"), _kept_of_fitted("moments")),
-    "fitted_plain": Score(
+    "fitted": Detector("fitted score", "moments", _fitted("moments"), _kept_of_fitted("moments")),
+    "fitted_plain": Detector(
         "fitted score, plain", "plain", _fitted("plain"), _kept_of_fitted("plain")
     ),
-    "max_softmax": Score(
+    "max_softmax": Detector(
         "max-softmax", "mean", lambda _, seen: scores.doubt(seen["logits"].softmax(-1))
     ),
-    "energy": Score("energy", "mean", lambda _, seen: energy(seen["logits"])),
-    "gen": Score("GEN", "mean", lambda _, seen: generalised_entropy(seen["logits"])),
-    "knn": Score("KNN", "mean", _PARTS["neighbours"], _kept_of_neighbours),
-    "vim": Score(
+    "energy": Detector("energy", "mean", lambda _, seen: energy(seen["logits"])),
+    "gen": Detector("GEN", "mean", lambda _, seen: generalised_entropy(seen["logits"])),
+    "knn": Detector("KNN", "mean", _PARTS["neighbours"], _kept_of_neighbours),
+    "vim": Detector(
         "ViM",
         "mean",
         lambda fits, seen: fits.virtual.score(seen["features"], seen["logits"]),
         _kept_of_virtual,
     ),
-    "density": Score("density of layers, no margin", "plain", _density, _kept_of_fitted("plain")),
-    "layers_margin": Score(
+    "density": Detector(
+        "density of layers, no margin", "plain", _density, _kept_of_fitted("plain")
+    ),
+    "layers_margin": Detector(
         "KNN of layers, margin", "plain", _with_margin("layers", "plain mean"), _kept_of_layers
     ),
-    "knn_margin": Score("KNN, margin", "mean", _with_margin("neighbours"), _kept_of_neighbours),
-    "rest_margin": Score("ViM's residual, margin", "mean", _with_margin("rest"), _kept_of_virtual),
+    "knn_margin": Detector("KNN, margin", "mean", _with_margin("neighbours"), _kept_of_neighbours),
+    "rest_margin": Detector(
+        "ViM's residual, margin", "mean", _with_margin("rest"), _kept_of_virtual
+    ),
 }
 
 
-def names_of(subject: Subject) -> list[str]:
+def names_of(subject: NetworkForms) -> list[str]:
     """The scores that a network can have."""
     return [
         name
@@ -262,13 +266,13 @@ def names_of(subject: Subject) -> list[str]:
     ]
 
 
-def looks_of(subject: Subject) -> list[str]:
+def looks_of(subject: NetworkForms) -> list[str]:
     """What has to run for all of them, and for the class that is predicted."""
     return list(dict.fromkeys(["mean", *(SCORES[name].look for name in names_of(subject))]))
 
 
 @torch.no_grad()
-def fit(subject: Subject, training: Seen, held_out: Seen, k: int) -> Fits:
+def fit(subject: NetworkForms, training: Seen, held_out: Seen, k: int) -> Fits:
     """Fit all that scores need.
 
     Args:
@@ -291,7 +295,7 @@ def fit(subject: Subject, training: Seen, held_out: Seen, k: int) -> Fits:
     }
     score = fitted["plain"]
     fits = Fits(
-        Neighbours.of(features, k),
+        NearestFeatures.of(features, k),
         VirtualLogit.of(features, logits, readout.weight, readout.bias, features.shape[-1] // 2),
         fitted,
         (held_out["plain layers"] - score.center) / score.spread,
@@ -398,7 +402,7 @@ def choice(of_corrupted: Mapping[str, float], found: Mapping[str, float]) -> dic
 
 
 def _of_corrupted(
-    subject: Subject, fits: Fits, held_out: Seen, images: Tensor, labels: Tensor, seed: int
+    subject: NetworkForms, fits: Fits, held_out: Seen, images: Tensor, labels: Tensor, seed: int
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """AUROC of errors among clean held-out images; of corrupted against clean ones, by kind."""
     names, looks = names_of(subject), looks_of(subject)
@@ -412,7 +416,7 @@ def _of_corrupted(
 
 
 def _costs(
-    subject: Subject, fits: Fits, images: Tensor, names: Sequence[str]
+    subject: NetworkForms, fits: Fits, images: Tensor, names: Sequence[str]
 ) -> dict[str, float | None]:
     """Time of each score, a pass included, over that of the conventional pass; megabytes kept."""
     batch = images[:_TIMED]
@@ -440,14 +444,14 @@ def _megabytes(tensors: Iterable[Tensor]) -> float:
     return sum((each.numel() * each.element_size() for each in tensors), 0) / _MEGABYTE
 
 
-def _subject(part: Part, workshop: Workshop) -> tuple[Subject, Images]:
+def _subject(part: Part, workshop: Workshop) -> tuple[NetworkForms, Photographs]:
     settings = part.settings
     make = _of_plain_torch if "residual" in settings else _of_run
     subject, dataset, held_out, rows = make(part, workshop)
     foreign = data.load(settings["foreign"], data_dir=workshop.data_dir).x_test
     # The same ones whatever the seed.
     foreign = foreign[shuffled(len(foreign), 0, 0)[: settings["samples"] or None]]
-    images = Images(
+    images = Photographs(
         dataset.x[rows],
         dataset.x[held_out],
         dataset.y[held_out],
@@ -458,7 +462,7 @@ def _subject(part: Part, workshop: Workshop) -> tuple[Subject, Images]:
     return subject, images
 
 
-def _of_run(part: Part, workshop: Workshop) -> tuple[Subject, data.Dataset, Tensor, Tensor]:
+def _of_run(part: Part, workshop: Workshop) -> tuple[NetworkForms, data.Dataset, Tensor, Tensor]:
     """A mixed network."""
     run = workshop.trained(part.settings["network"], part.seed)
     dataset, _ = load_data(run.config.data, data_dir=workshop.data_dir, seed=part.seed)
@@ -466,14 +470,16 @@ def _of_run(part: Part, workshop: Workshop) -> tuple[Subject, data.Dataset, Tens
     net = with_covariance(run.network(), "full").eval()
     conventional = plain(net).eval()
     return (
-        Subject(net, net, conventional, lambda images: images, ("plain", "moments")),
+        NetworkForms(net, net, conventional, lambda images: images, ("plain", "moments")),
         dataset,
         held_out,
         rows,
     )
 
 
-def _of_plain_torch(part: Part, workshop: Workshop) -> tuple[Subject, data.Dataset, Tensor, Tensor]:
+def _of_plain_torch(
+    part: Part, workshop: Workshop
+) -> tuple[NetworkForms, data.Dataset, Tensor, Tensor]:
     """The residual network, and what ``covary.convert`` makes of it."""
     network = part.settings["residual"]
     chosen = network["settings"]
@@ -485,4 +491,9 @@ def _of_plain_torch(part: Part, workshop: Workshop) -> tuple[Subject, data.Datas
     with quietly():
         few = rows[shuffled(len(rows), part.seed, 2**31 + 1)[:_TRACKED]]
         track(with_moments, residual.inputs(dataset.x[few]), progress=False)
-    return Subject(net, with_moments, net, residual.inputs, ("plain",)), dataset, held_out, rows
+    return (
+        NetworkForms(net, with_moments, net, residual.inputs, ("plain",)),
+        dataset,
+        held_out,
+        rows,
+    )

@@ -19,7 +19,7 @@ from reproduction.experiment import SCALES, Claim, seeds
 from reproduction.experiments import photographs, photographs_measures, residual
 from reproduction.experiments.corruptions import CORRUPTIONS, corrupted, tiles
 from reproduction.experiments.detectors import (
-    Neighbours,
+    NearestFeatures,
     VirtualLogit,
     energy,
     generalised_entropy,
@@ -70,7 +70,7 @@ def test_generalised_entropy_is_that_of_exact_arithmetic(top):
 @pytest.mark.parametrize("k", [1, 3, 50])
 def test_neighbours_are_those_of_all_pairs(k):
     known, asked = (torch.randn(n, 5, generator=seeded(n)) for n in (20, 300))
-    found = Neighbours.of(known, k).distance(asked)
+    found = NearestFeatures.of(known, k).distance(asked)
     for row, distance in zip(asked[::37], found[::37], strict=True):
         each = sorted(
             math.dist((row / row.norm()).tolist(), (other / other.norm()).tolist())
@@ -106,7 +106,7 @@ def test_the_virtual_logit_is_that_of_one_more_class():
 
 def test_sums_with_the_margin_are_standardised_on_held_out_data():
     net = residual.ResidualNetwork([4, 8, 8]).eval()
-    subject = photographs_measures.Subject(net, net, net, residual.inputs, ("plain",))
+    subject = photographs_measures.NetworkForms(net, net, net, residual.inputs, ("plain",))
     images = bytes_of(260, 3, 16, 16)
     looks = ["mean", "plain"]
     seen = photographs_measures.look(subject, images, looks)
