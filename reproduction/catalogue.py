@@ -97,7 +97,7 @@ _CONTENTS = {
         "From Heaviside units to other activations",
     ),
     "ood-photographs": (
-        "beyond the paper, as Fig. 4",
+        "Beyond the paper, as Fig. 4",
         "Out-of-distribution inputs: photographs, beside other detectors",
     ),
 }
