@@ -8,7 +8,8 @@ from importlib import import_module
 
 from reproduction.experiment import Experiment
 
-# Figures and tables in the order of the paper: where each is there, and what the page calls it.
+# Figures and tables in the order of the paper, and what goes beyond it: where each is there, and
+# what the page calls it.
 _CONTENTS = {
     "mnist-relu": (
         "Fig. 2, classifier_all (MNIST)",
@@ -95,6 +96,10 @@ _CONTENTS = {
         "SI, general activation functions: Eqs. g_abs_g_n, first_appro, usu_cond",
         "From Heaviside units to other activations",
     ),
+    "ood-photographs": (
+        "Beyond the paper, as Fig. 4",
+        "Out-of-distribution inputs: photographs, beside other detectors",
+    ),
 }
 _TOPICS = (
     "classification",
@@ -104,6 +109,7 @@ _TOPICS = (
     "general_activations",
     "images",
     "mechanism",
+    "photographs",
     "second_order",
     "sensitivity",
     "supervision",

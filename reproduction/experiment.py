@@ -100,8 +100,8 @@ class Claim:
             else does not.
         why: what is known of the reason, where a claim does not hold.
         untested: by scale, why what is measured there cannot decide it. It is shown, not judged.
-        ours: the paper does not say this, or not so; shown beside its claims, but not counted. It
-            may be without bounds.
+        ours: the paper does not say this, or not so; shown beside its claims, and counted only
+            where an experiment has no others. It may be without bounds.
         goal: what we set out to reach by means of our own. To miss it says nothing of the paper.
     """
 
@@ -339,6 +339,12 @@ class Experiment:
         every = [*self.beside, *(name for claim in self.claims for name in claim.needs)]
         return list(dict.fromkeys(every))
 
+    @property
+    def counted(self) -> list[Claim]:
+        """What its verdict is on: claims of the paper; ours where it goes beyond the paper."""
+        theirs = [claim for claim in self.claims if not claim.ours]
+        return theirs or [claim for claim in self.claims if claim.bounded and not claim.goal]
+
     def shows(self, revision: int) -> bool:
         """Whether results of that revision are still shown."""
         return revision == self.revision or revision in self.earlier
@@ -365,8 +371,7 @@ class Experiment:
         """
         if record["scale"] == "smoke":
             return "not judged (smoke)"
-        claims = [claim for claim in self.claims if not claim.ours]
-        found = [claim.verdict(record) for claim in claims]
+        found = [claim.verdict(record) for claim in self.counted]
         tested = [each for each in found if each is not None]
         verdict = overall(tested) or "not measured"
         if verdict == PARTLY or len(set(tested)) > 1:

@@ -170,8 +170,8 @@ def _repeats(experiment: Experiment, record: Mapping[str, Any]) -> str:
         return " to ".join(map(str, sorted({min(splits), max(splits)}))) + " splits"
     about = [
         Counter(part["label"] for part in claim.parts(record))
-        for claim in experiment.claims
-        if not claim.ours and not claim.of
+        for claim in experiment.counted
+        if not claim.of
     ]
     counts = {label: count for each in about for label, count in each.items()}
     every = Counter(part["label"] for part in record["parts"])
@@ -244,7 +244,9 @@ def _against(experiment: Experiment, record: Mapping[str, Any]) -> str:
     """How much of what we looked at besides holds, in words, where not all of it does."""
     if record["scale"] == "smoke":
         return ""
-    beside = [claim for claim in experiment.claims if claim.ours and not claim.goal]
+    counted = experiment.counted
+    ours = [claim for claim in experiment.claims if claim.ours and not claim.goal]
+    beside = [claim for claim in ours if claim not in counted]
     verdicts = [claim.verdict(record) for claim in beside]
     known = [verdict for verdict in verdicts if verdict is not None]
     agree = known.count(HOLDS)

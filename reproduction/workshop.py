@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from covary import data as sets
 from covary.data.download import file_sha256
 from covary.files import without_nan, write_atomically
 from covary.runs import Choices, DataConfig, DeviceConfig, Run, RunConfig, RunError
@@ -168,9 +169,17 @@ class Workshop:
         return run
 
     def lacking(self, settings: Mapping[str, Any]) -> str:
-        """Why a part cannot be measured here: which published weights are not there; else empty."""
+        """Why a part cannot be measured here; else empty.
+
+        Which published weights are not there, and which of the sets that it ``needs``: those are
+        not fetched on the way.
+        """
         names = dict.fromkeys(each.get("published", "") for each in networks_in(settings))
-        return " ".join(weights.lacking(name, self.data_dir) for name in names if name).strip()
+        found = [weights.lacking(name, self.data_dir) for name in names if name]
+        for name in settings.get("needs", ()):
+            if sets.status(name, self.data_dir).state == "missing":
+                found.append(f"The set {name} is not there: covary data fetch {name}.")
+        return " ".join(found).strip()
 
     def training_seconds(self, settings: Mapping[str, Any], seed: int) -> dict[str, float]:
         """How long each network that a part's settings name was trained, by its folder."""

@@ -13,6 +13,7 @@ from reproduction.figures import (
     images,
     mechanism,
     networks,
+    photographs,
     supervision,
     theory,
     uci,
@@ -31,6 +32,7 @@ FIGURES: dict[str, Callable[[Record], Drawing]] = {
     **images.FIGURES,
     **uci.FIGURES,
     **supervision.FIGURES,
+    **photographs.FIGURES,
 }
 TABLES: dict[str, Callable[[Record], ShownTable]] = {
     **networks.TABLES,
@@ -38,6 +40,7 @@ TABLES: dict[str, Callable[[Record], ShownTable]] = {
     **uci.TABLES,
     **uci_printed.TABLES,
     **supervision.TABLES,
+    **photographs.TABLES,
 }
 
 
