@@ -88,10 +88,15 @@ class Scales(NamedTuple):
     @property
     def variance(self) -> Tensor:
         """(n,) of the distribution that is the average of all networks', whose mean is 0."""
+        return self.variances.mean(0)
+
+    @property
+    def variances(self) -> Tensor:
+        """(m, n) of each network's, whose means are 0."""
         spread = torch.where(torch.isinf(self.df), 1.0, self.df / (self.df - 2))
         weights = self.logits.exp().double()
         every = weights * (self.squared.double() * spread + self.shifts.double().square())
-        return every.sum((0, 2)) / weights.sum((0, 2))
+        return every.sum(-1) / weights.sum(-1)
 
     def log_density(self, residual: Tensor) -> Tensor:
         """(m, n) of residuals (n,) or (m, n)."""
@@ -246,6 +251,7 @@ def fit_residuals(
     *,
     parts: Sequence[str] = PARTS,
     families: Sequence[str] = FAMILIES,
+    variances_count: float = 0.0,
     seed: int = 0,
 ) -> FittedResiduals:
     """The model under which residuals (n,) of held-out rows are most likely.
@@ -253,7 +259,10 @@ def fit_residuals(
     Without ``"learned"`` among the ``parts`` there is a constant in its place.
 
     Training stops when residuals that are held out from it, one of five parts after another, become
-    less likely; of the families the one with the likeliest is taken. Of fewer than 40 rows the
+    less likely; of the families the one with the likeliest is taken. How far variances are from
+    squared residuals counts as well, ``variances_count`` times: a mixture can give a small weight
+    to what is far from all that was seen, which costs its likelihood next to nothing and spoils its
+    standard deviations. Of fewer than 40 rows the
     learned part is a constant, of fewer than 10 it is all there is.
     """
     random = np.random.default_rng(seed)
@@ -273,7 +282,11 @@ def fit_residuals(
         name: _trained(name, known, residual, folds, every[None], _FINAL, seed) for name in families
     }
     losses = {name: loss[0] for name, (_, loss) in found.items()}
-    family = min(losses, key=losses.__getitem__)
+    scores = {
+        name: loss + variances_count * _error_of_variances(found[name][0], known, residual, folds)
+        for name, loss in losses.items()
+    }
+    family = min(scores, key=scores.__getitem__)
     model = found[family][0]
     levels = _levels(model(known), residual)
     held_out = levels[_FINAL + folds, torch.arange(len(residual))]
@@ -288,6 +301,16 @@ def fit_residuals(
     total = torch.stack(list(found_parts.values())).sum(0)
     shares = {name: float((part / total).mean()) for name, part in found_parts.items()}
     return FittedResiduals(kept, held_out, losses, dict(zip(names, without, strict=True)), shares)
+
+
+def _error_of_variances(
+    model: ResidualModel, known: Evidence, residual: Tensor, folds: Tensor
+) -> float:
+    """How far variances of held-out rows are from their squared residuals, in nats: the negative
+    log-likelihood of normal distributions with these variances, but for a constant."""
+    with torch.no_grad():
+        variance = model(known).variances[_FINAL + folds, torch.arange(len(residual))]
+    return float(0.5 * (variance.log() + residual.square() / variance).mean())
 
 
 def distributions(every: Sequence[Scales], correlation: np.ndarray) -> Predictive:
