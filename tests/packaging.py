@@ -89,8 +89,8 @@ def main() -> None:
 
 def first_answer(command: Path, folder: Path) -> None:
     """Serve the demo's run, and ask it about a black picture."""
-    asked = [command, "serve", "demo", "--port", "0"]
-    print("$ " + " ".join(map(str, asked)), flush=True)
+    asked = [str(command), "serve", "demo", "--port", "0"]
+    print("$ " + " ".join(asked), flush=True)
     with subprocess.Popen(
         asked, cwd=folder, env=clean_environment(), stdout=subprocess.PIPE, text=True
     ) as server:
@@ -100,7 +100,7 @@ def first_answer(command: Path, folder: Path) -> None:
             url = next((entry["url"] for entry in entries if entry["event"] == "started"), "")
             assert url, "the server did not start"
             question = urllib.request.Request(
-                f"{url}/predict",
+                f"{url}predict",
                 data=json.dumps([[0] * 8] * 8).encode(),
                 headers={"Content-Type": "application/json"},
             )

@@ -275,3 +275,13 @@ def test_workers_have_ended_when_a_problem_is_told(predictor, tmp_path, monkeypa
         predict_files(predictor, str(tmp_path / "lake"), tmp_path / "out", engine="ray")
     assert happened == [("ended", True)]
     assert kept.tb is not None
+
+
+def test_a_folder_that_is_named_like_a_table_is_refused(houses, tmp_path):
+    folder = lake(tmp_path)
+    out = tmp_path / "both.csv"
+    said = covary(
+        "predict", houses, folder / "0.parquet", folder / "1.parquet", "--out", out, code=2
+    )
+    assert "the name of a file" in " ".join(said.replace("│", "").split())
+    assert not out.exists()

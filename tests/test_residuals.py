@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy import integrate
 
+from covary.uncertainty import residuals as module
 from covary.uncertainty.answering import threshold_of_risk
 from covary.uncertainty.novelty import Novelty
 from covary.uncertainty.residuals import (
@@ -67,6 +68,25 @@ def test_the_family_is_that_of_the_residuals(family, draw):
     # Probabilities of held-out residuals are even, up to their scatter.
     for level in (0.1, 0.5, 0.9):
         assert (found.levels <= level).double().mean().item() == pytest.approx(level, abs=0.05)
+
+
+def test_variances_count_where_a_family_is_chosen(monkeypatch):
+    known, random = evidence(400)
+    residual = torch.tensor(random.choice([-1, 1], 400) + 0.1 * random.standard_normal(400))
+    measured, seen = module._error_of_variances, {}
+
+    def measuring(model, *given):
+        seen[model.family] = measured(model, *given)
+        return seen[model.family] + 100 * (model.family == "mixture")
+
+    assert fit_residuals(known, residual).model.family == "mixture"
+    monkeypatch.setattr(module, "_error_of_variances", measuring)
+    found = fit_residuals(known, residual, variances_count=0.5)
+    assert found.model.family == "normal"
+    # Of normal distributions it is the likelihood, but for a constant.
+    expected = found.losses["normal"] - 0.5 * math.log(2 * math.pi)
+    assert seen["normal"] == pytest.approx(expected, abs=1e-5)
+    assert seen["mixture"] == pytest.approx(seen["normal"], abs=0.1)
 
 
 @pytest.mark.parametrize("family", ["normal", "student", "mixture"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -587,3 +588,14 @@ def test_new_rows_without_any_of_the_columns_name_them(tmp_path):
     pd.DataFrame({"other": [1.0, 2.0]}).to_csv(tmp_path / "new.csv", index=False)
     with pytest.raises(data.DataError, match=r"'length', 'width', .*; it has other"):
         data.read_table(tmp_path / "new.csv", schema=schema)
+
+
+def test_decimal_commas_are_told(tmp_path):
+    rows = "\n".join(f"{i},{i % 7};{i % 5},5" for i in range(60))
+    path = text(tmp_path / "t.csv", f"a;y\n{rows}\n")
+    told = "'y' holds texts; numbers are read if they have a point, 3.5, and not a comma"
+    with pytest.raises(data.DataError, match=re.escape(told)):
+        data.read_table(path, target="y")
+    labels, _ = data.read_table(path, target="y", task="classification")
+    assert labels.classes == ("0,5", "1,5", "2,5", "3,5", "4,5")
+    assert any("is a category of 60 values; numbers are read" in note for note in labels.notes)

@@ -22,6 +22,7 @@ from covary.serving.folders import is_many
 from covary.serving.predictor import COVERAGE
 from covary.serving.writing import FORMATS
 
+_ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".gz")
 _KEEP = ("all", "none")
 _SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))  # at the end of a folder's name
 
@@ -236,6 +237,10 @@ def _checked_out(out: str | None, many: bool, engine: str, resume: bool) -> str:
         if out in (None, "-"):
             raise typer.BadParameter("Predictions of many files go to a folder: --out scored/.")
         assert out is not None
+        if Path(out).suffix.lower() in _ENDINGS and not Path(out).exists():
+            raise typer.BadParameter(
+                f"Predictions of many files go to a folder, and {out} is the name of a file."
+            )
         return out
     if resume or engine != "local":
         used = "--resume" if resume else f"--engine {engine}"

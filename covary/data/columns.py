@@ -21,6 +21,7 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
 NUMBER = r"^[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|(?i:inf|infinity|nan))$"
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d([.,]\d+)?)?( ?(Z|[+-]\d\d(:?\d\d)?))?)?")
 _LIKE_A_DATE = re.compile(r"\d{1,4}([/.-])\d{1,2}\1\d{1,4}( .*)?")
+_WITH_COMMA = re.compile(r"[+-]?\d+,\d+")
 _EPOCH, _DAY = datetime(1970, 1, 1, tzinfo=timezone.utc), timedelta(days=1)
 
 
@@ -59,12 +60,14 @@ def as_days(text: str) -> float:
     return ((when if when.tzinfo else when.replace(tzinfo=timezone.utc)) - _EPOCH) / _DAY
 
 
-def hint_of_dates(texts: Iterable[str]) -> str:
-    """How to write dates, if the first of these texts looks like one; empty if not."""
+def hint_of_numbers(texts: Iterable[str]) -> str:
+    """How to write dates and numbers, if the first of these texts looks like one; else empty."""
     first = next(iter(texts), "")
-    if not _LIKE_A_DATE.fullmatch(first):
-        return ""
-    return "; dates are read if they are written as 2024-03-01 or 2024-03-01 12:30:00"
+    if _LIKE_A_DATE.fullmatch(first):
+        return "; dates are read if they are written as 2024-03-01 or 2024-03-01 12:30:00"
+    if _WITH_COMMA.fullmatch(first):
+        return "; numbers are read if they have a point, 3.5, and not a comma, 3,5"
+    return ""
 
 
 @dataclass

@@ -44,6 +44,8 @@ def describe(name: str) -> SetEntry:
     if name not in CATALOGUE:
         close = difflib.get_close_matches(name, CATALOGUE, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
+        if Path(name).suffix:
+            hint = " Tables are .csv, .tsv, .jsonl, .ndjson (also .gz) or .parquet: save it as one."
         raise DataError(f"There is no data set {name!r}.{hint} There are: {', '.join(CATALOGUE)}.")
     return CATALOGUE[name]
 

@@ -229,6 +229,8 @@ class MomentRegressor(RegressorMixin, MomentEstimator):  # type: ignore[misc]
         if not is_number or not np.isfinite(self.resolution) or self.resolution < 0:
             raise ValueError(f"resolution must be a number >= 0, got {self.resolution!r}.")
         x, target = self._validated(X, y, multi_output=True, y_numeric=True)
+        if target.dtype.kind not in "fiub":
+            raise ValueError("The targets are no numbers. MomentClassifier predicts classes.")
         self._one_dimensional = target.ndim == 1
         columns = torch.tensor(target.reshape(len(x), -1), dtype=torch.float64)
         trained, task = self._train(torch.tensor(x), columns, X_std, columns.shape[1])

@@ -17,8 +17,8 @@ from covary.runs.columns import LEVEL, table_columns
 from covary.runs.directory import Run
 from covary.runs.predictions import Array, Predictions
 from covary.runs.results import DistributionResult, HeldOut, TargetDistribution
-from covary.runs.row_model import LEAST, RowModel, TargetHead, row_model
-from covary.runs.samples import validation_rows
+from covary.runs.row_model import RowModel, TargetHead, row_model
+from covary.runs.samples import LEAST, validation_rows
 from covary.runs.uncertainty import ANSWERED
 from covary.uncertainty import metrics
 from covary.uncertainty.predictive import Predictive

@@ -31,7 +31,7 @@ from covary.runs.config import RunConfig
 from covary.runs.directory import Run, RunError
 from covary.runs.records import to_json
 from covary.runs.results import CalibrationNumbers, KeptCalibration
-from covary.runs.samples import validation_rows
+from covary.runs.samples import LEAST, enough, validation_rows
 from covary.runs.tracking import chosen, quietly
 from covary.runs.uncertainty import known_or_fitted
 from covary.runs.unseen import covariance_of, without_a_fold
@@ -55,8 +55,7 @@ from covary.uncertainty.residuals import (
 _BATCH, _NUMBERS = 4096, 2**24
 # Numbers in the images that are computed at a time, and in the inputs that novelty is fitted to.
 _PIXELS, _FITTED_TO = 2**20, 2**24
-# Held-out rows that are looked at: more say little more. Fewer than the least say nothing.
-_MOST, LEAST = 20_000, 10
+_MOST = 20_000  # held-out rows that are looked at: more say little more
 _ENOUGH = 2000  # held-out rows, with which there is no need of training rows as well
 _LEAST_TRAINING = 50  # rows: networks trained without a fifth of fewer say little of errors
 # Beside likelihoods, where families of distributions are chosen; from a table whose noise grows
@@ -424,7 +423,7 @@ def _fitted(run: Run, progress: Steps | None) -> RowModel:
     if len(rows) < LEAST:
         raise RunError(
             f"{run.path} held out {len(rows)} samples from training, too few to know how sure it "
-            f"is ({LEAST} at least). Train again with --validation 0.1."
+            f"is ({LEAST} at least). Train again with {enough(total)}."
         )
     x, y, known = run.data.inputs[rows], run.data.y[rows], _calibration(run)
     net, about = run.network(), {"format": _FORMAT, "weights": run.weights}

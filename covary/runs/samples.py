@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -55,12 +56,28 @@ def _table(config: DataConfig, seed: int) -> tuple[Dataset, Schema]:
     return data.read_table(path, seed=seed, **settings)
 
 
+# Held-out samples: fewer say nothing of how large errors are.
+LEAST = 10
+
+
 def validation_rows(n: int, config: RunConfig) -> tuple[Tensor, Tensor]:
-    """Which of n training samples to watch training with, and which to train on."""
+    """Which of n training samples to watch training with, and which to train on.
+
+    Of a table that is not too small so many at least that they say how large errors are.
+    """
     # A key of two numbers beyond any epoch: the order of no epoch is this one.
     order = shuffled(n, config.training.seed, 2**31)
     count = min(round(config.data.validation * n), n - 1)
+    if count and config.data.is_table and n >= 3 * LEAST:
+        count = max(count, LEAST)
     return order[:count], order[count:].sort().values
+
+
+def enough(n: int) -> str:
+    """The option by which enough of n training samples are held out, in words."""
+    if n < 3 * LEAST:
+        return f"more rows ({3 * LEAST} to train on at least)"
+    return f"--validation {max(0.1, math.ceil(100 * LEAST / n) / 100):g}"
 
 
 def ood_sets(

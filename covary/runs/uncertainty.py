@@ -15,7 +15,7 @@ from covary.moments import Moments, mean_of
 from covary.progress import Steps
 from covary.runs.directory import HELD_OUT, Run, RunError
 from covary.runs.results import Calibration, HeldOut
-from covary.runs.samples import validation_rows
+from covary.runs.samples import LEAST, enough, validation_rows
 from covary.runs.tracking import Chosen, chosen, quietly
 from covary.uncertainty.agreement import gathered
 from covary.uncertainty.calibration import choose_noise, fit_logits, fit_variance
@@ -29,17 +29,20 @@ from covary.uncertainty.fitted import (
 from covary.uncertainty.scores import expected_max, of_moments
 
 # Held-out samples that are looked at: as many as a score of some dozens of features can use.
-_MOST, _LEAST = 6000, 10
+_MOST = 6000
 _TO_CHOOSE_NOISE = 2000
 # Fewer than so many are worth a warning.
 _FEW = 200
-_TOO_FEW = (
-    "There are too few held-out samples ({}) to calibrate or fit a score with; train with "
-    "--validation 0.1."
-)
 ANSWERED = 0.85  # the part of held-out inputs that a recommended threshold answers
 NOISE = ("keep", "one", "per-layer")
 _BATCH = 128
+
+
+def _told_too_few(run: Run, rows: int) -> str:
+    return (
+        f"There are too few held-out samples ({rows}) to calibrate or fit a score with; train with "
+        f"{enough(len(run.data.x))}."
+    )
 
 
 def known_or_fitted(
@@ -57,8 +60,8 @@ def known_or_fitted(
     if kept is not None and kept.covariance == covariance and run.held_out is not None:
         return run.held_out
     rows = _held_out(run)
-    if len(rows) < _LEAST:
-        return HeldOut(None, {}, len(rows), [_TOO_FEW.format(len(rows))])
+    if len(rows) < LEAST:
+        return HeldOut(None, {}, len(rows), [_told_too_few(run, len(rows))])
     if kept is not None and kept.covariance != covariance:
         return _fitted(run, net, rows, progress, kept.noise)
     fitted = _fitted(run, net, rows, progress)
@@ -109,8 +112,8 @@ def calibrate(
         )
     run.check_replaceable(*(run.path / name for name in HELD_OUT))
     rows = _held_out(run)
-    if len(rows) < _LEAST:
-        raise RunError(_TOO_FEW.format(len(rows)))
+    if len(rows) < LEAST:
+        raise RunError(_told_too_few(run, len(rows)))
     net: nn.Module = run.network()
     how = chosen(run, net, covariance, progress=progress is not None)
     net = with_covariance(net, how.covariance)
