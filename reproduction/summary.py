@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,6 +39,7 @@ def _of_classifiers(*metrics: str) -> dict[str, tuple[str, ...]]:
     return dict.fromkeys(_CLASSIFIERS, metrics)
 
 
+_SHORT = 60  # characters of a sentence that says little alone
 # In the order of the paper; a claim belongs to the first that takes it. Experiments that none of
 # them names are topics of their own.
 TOPICS = (
@@ -151,11 +153,15 @@ class TopicLine:
 
     @property
     def why(self) -> str:
-        """The reason that is given for most of what does not hold; none if there is none."""
+        """The reason that is given for most of what does not hold; none if there is none.
+
+        Its first sentence, or two if that is short: the table of claims has all of it.
+        """
         for kind in (FAILS, PARTLY):
             found = Counter(row.why for _, _, row in self.told if row.kind == kind and row.why)
             if found:
-                return found.most_common(1)[0][0]
+                sentences = re.split(r"(?<=\.)\s+", found.most_common(1)[0][0])
+                return " ".join(sentences[: 1 if len(sentences[0]) > _SHORT else 2])
         return ""
 
 

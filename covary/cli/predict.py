@@ -172,7 +172,7 @@ def predict(
     - `covary predict runs/houses 'lake/*.parquet' --out scored/ --engine ray`
     """
     _check_use(out, level, risk, coverage, unseen, as_json)
-    source = tables if len(tables) > 1 else tables[0]
+    source = _source(tables, out)
     opened = runs.open(run)
     if not opened.predictor_path.exists():
         again = "once" if opened.is_writable else "and not kept, as the run is read-only"
@@ -190,10 +190,9 @@ def predict(
         delimiter=delimiter,
         array=array,
     )
-    if isinstance(source, str) and Path(source).is_file() and (out or "").endswith(_SEPARATORS):
-        source = [source]  # a pattern that the shell has found one file for
-    many = not isinstance(source, str) or (source != "-" and is_many(source, predictor))
-    out = _checked_out(out, many, engine, resume)
+    is_named = not isinstance(source, str)
+    many = is_named or (source != "-" and is_many(str(source), predictor))
+    out = _checked_out(out, many, is_named, engine, resume)
     found = _written(predictor, source, out, how, many, engine, overwrite, resume)
     if as_json:
         common.show_json({**asdict(found), "promise": predictor.promise})
@@ -231,13 +230,22 @@ def _written(
         )
 
 
-def _checked_out(out: str | None, many: bool, engine: str, resume: bool) -> str:
+def _source(tables: list[str], out: str | None) -> str | list[str]:
+    """The one table, folder or pattern, or the names of files whose predictions go to a folder."""
+    if len(tables) > 1:
+        return tables
+    # A pattern that the shell has found one file for.
+    is_one_of_many = Path(tables[0]).is_file() and (out or "").endswith(_SEPARATORS)
+    return tables if is_one_of_many else tables[0]
+
+
+def _checked_out(out: str | None, many: bool, is_named: bool, engine: str, resume: bool) -> str:
     """Where predictions go; options that are for many files alone are refused for one."""
     if many:
         if out in (None, "-"):
             raise typer.BadParameter("Predictions of many files go to a folder: --out scored/.")
         assert out is not None
-        if Path(out).suffix.lower() in _ENDINGS and not Path(out).exists():
+        if is_named and Path(out).suffix.lower() in _ENDINGS and not Path(out).exists():
             raise typer.BadParameter(
                 f"Predictions of many files go to a folder, and {out} is the name of a file."
             )
