@@ -108,6 +108,7 @@ def first_answer(command: Path, folder: Path) -> None:
                 (prediction,) = json.load(answer)["predictions"]
         finally:
             server.terminate()
+            server.communicate(timeout=60)  # its last words, too
     assert prediction["flag"] == "ask someone", prediction
 
 
