@@ -18,11 +18,10 @@ from covary.cli import common
 from covary.cli.common import DataDir, Debug, Json, RunPath, quoted, reported, say
 from covary.data.rows import UNSEEN
 from covary.serving import FileOptions, PredictedTable, Predictor, predict_files, predict_table
-from covary.serving.folders import is_many
+from covary.serving.folders import TABLES, is_many
 from covary.serving.predictor import COVERAGE
 from covary.serving.writing import FORMATS
 
-_ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".gz")
 _KEEP = ("all", "none")
 _SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))  # at the end of a folder's name
 
@@ -245,7 +244,7 @@ def _checked_out(out: str | None, many: bool, is_named: bool, engine: str, resum
         if out in (None, "-"):
             raise typer.BadParameter("Predictions of many files go to a folder: --out scored/.")
         assert out is not None
-        if is_named and Path(out).suffix.lower() in _ENDINGS and not Path(out).exists():
+        if is_named and out.lower().endswith(TABLES) and not Path(out).exists():
             raise typer.BadParameter(
                 f"Predictions of many files go to a folder, and {out} is the name of a file."
             )

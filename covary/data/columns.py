@@ -60,7 +60,7 @@ def as_days(text: str) -> float:
     return ((when if when.tzinfo else when.replace(tzinfo=timezone.utc)) - _EPOCH) / _DAY
 
 
-def hint_of_numbers(texts: Iterable[str]) -> str:
+def hint_of_spelling(texts: Iterable[str]) -> str:
     """How to write dates and numbers, if the first of these texts looks like one; else empty."""
     first = next(iter(texts), "")
     if _LIKE_A_DATE.fullmatch(first):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from covary.data.columns import Gathered, Values, gather, hint_of_numbers, shortened, with_nearest
+from covary.data.columns import Gathered, Values, gather, hint_of_spelling, shortened, with_nearest
 from covary.data.dataset import Array, DataError, Dataset
 from covary.data.schema import Rows, Schema
 from covary.data.table_files import CsvTable, TableFile
@@ -133,7 +133,7 @@ class Reading:
             self.add(told, "other types", name)
         if column.has_too_many_texts:
             some = shortened(map(repr, column.texts), 3)
-            hint = hint_of_numbers(column.texts)
+            hint = hint_of_spelling(column.texts)
             self.add(
                 f"column {name!r} holds more than {column.limit} different texts ({some}); leave "
                 f"it out with --drop {name!r}, or put them into groups{hint}",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from covary.data.columns import Gathered, Values, as_days, as_number, hint_of_numbers, shortened
+from covary.data.columns import Gathered, Values, as_days, as_number, hint_of_spelling, shortened
 
 Rows = npt.NDArray[np.int64]
 _KINDS = ("number", "date", "boolean", "category", "constant")
@@ -111,7 +111,7 @@ class Column:
             codes = cls(name, "boolean").codes(column)[train]
             return cls(name, "boolean", fill=float(np.nanmean(codes)), indicator=indicator)
         count = f"{len(column.texts)} value{'s' if len(column.texts) > 1 else ''}"
-        notes.append(f"column {name!r} is a category of {count}{hint_of_numbers(column.texts)}")
+        notes.append(f"column {name!r} is a category of {count}{hint_of_spelling(column.texts)}")
         return cls(name, "category", tuple(sorted(column.texts)), indicator=indicator)
 
     def example(self) -> npt.NDArray[Any]:

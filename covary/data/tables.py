@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from covary.data.columns import Gathered, hint_of_numbers, shortened
+from covary.data.columns import Gathered, hint_of_spelling, shortened
 from covary.data.dataset import Array, DataError, Dataset, needed
 from covary.data.reading import MAX_CLASSES, Reading, labels, name_of
 from covary.data.rows import new_rows
@@ -253,7 +253,7 @@ def _task_of(columns: Sequence[Gathered], y: Array, task: str, notes: list[str])
     values = np.unique(y)
     whole = bool((values == np.rint(values)).all())
     if texts:
-        if hint := hint_of_numbers(columns[0].texts):
+        if hint := hint_of_spelling(columns[0].texts):
             raise DataError(
                 f"The target {texts[0]!r} holds texts{hint}. If they are labels, say so: --task "
                 "classification."

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_array
 
-from covary.data.columns import Gathered, as_days, hint_of_numbers, shortened, with_nearest
+from covary.data.columns import Gathered, as_days, hint_of_spelling, shortened, with_nearest
 from covary.data.schema import Column, encoded, features, unusual
 from covary.data.tables import MAX_CATEGORIES
 
@@ -232,6 +232,6 @@ def _learnt(column: Gathered) -> Column:
         raise ValueError(
             f"The column {column.name!r} of X holds {len(column.texts)} different texts, at most "
             f"{MAX_CATEGORIES} are taken as categories; leave it out, or put them into groups"
-            f"{hint_of_numbers(column.texts)}."
+            f"{hint_of_spelling(column.texts)}."
         )
     return Column.varying(column, np.arange(len(absent)), bool(absent.any()), notes=[])

@@ -58,8 +58,8 @@ _PIXELS, _FITTED_TO = 2**20, 2**24
 _MOST = 20_000  # held-out rows that are looked at: more say little more
 _ENOUGH = 2000  # held-out rows, with which there is no need of training rows as well
 _LEAST_TRAINING = 50  # rows: networks trained without a fifth of fewer say little of errors
-# Beside likelihoods, where families of distributions are chosen; from a table whose noise grows
-# along a column, where a likelier mixture had the largest deviations where noise is smallest.
+# How much variances count beside likelihoods where a family of distributions is chosen. Set by a
+# table whose noise grows along a column: a likelier mixture had deviations the wrong way round.
 _VARIANCES_COUNT = 0.5
 _REMEDY = "Remove it: covary predict fits it again."
 # Of the file that keeps it. Before it was written, mixtures were of normal distributions.

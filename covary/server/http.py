@@ -55,7 +55,8 @@ class Http(HttpToolsProtocol):
         return b""
 
     def _without_offer(self) -> bytes:
-        lines = [b"%s %s HTTP/1.1" % (self.parser.get_method(), self.url)]
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
         for name, value in self.headers:
             if name == b"connection":
                 words = [word.strip() for word in value.split(b",")]

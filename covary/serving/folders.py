@@ -31,7 +31,7 @@ ENGINES = ("local", "ray")
 SETTINGS = "_predictions.json"
 PREDICTOR = "_predictor"  # for the workers of a cluster, while they are at work
 _SUFFIXES = {"csv": ".csv", "jsonl": ".jsonl", "parquet": ".parquet"}
-_TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".jsonl", ".jsonl.gz", ".ndjson", ".parquet")
+TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".jsonl", ".jsonl.gz", ".ndjson", ".parquet")
 
 
 def is_many(source: str, predictor: Predictor) -> bool:
@@ -137,7 +137,7 @@ def _found(source: str) -> tuple[Path, list[Path]]:
     """The part of a source without a pattern, and the files, in the order of their names."""
     if Path(source).is_dir():
         base = Path(source)
-        every: Iterable[Path] = (x for x in base.rglob("*") if x.name.lower().endswith(_TABLES))
+        every: Iterable[Path] = (x for x in base.rglob("*") if x.name.lower().endswith(TABLES))
     else:
         parts = Path(source).parts
         fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
@@ -171,7 +171,7 @@ def _named_each(sources: Sequence[str]) -> tuple[Path, list[Path]]:
 
 def _named(path: Path, how: FileOptions) -> Path:
     """The name of the predictions: that of the file, if they have its format."""
-    ending = next((each for each in _TABLES if path.name.lower().endswith(each)), "")
+    ending = next((each for each in TABLES if path.name.lower().endswith(each)), "")
     if ending and how.format in ("", format_of(path)):
         return path
     stem = path.name[: len(path.name) - len(ending)]

@@ -43,7 +43,7 @@ _OFF = ": off the data"  # behind the name of a column
 _CHOSEN = "predictor.json"
 _NUMBERS, _OTHERS = ("level", "threshold", "limit"), ("conformal", "promise", "unseen")
 # Behind a promise that is none.
-_NO_HELP = " These rows do not show that the flag helps: those to answer have errors as the others."
+_NO_HELP = " So these rows do not show that the flag helps."
 CHUNK, _IMAGES = 65536, 4096  # rows and images at a time; whole numbers of the model's batches
 
 

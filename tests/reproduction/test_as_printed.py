@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 
 import pytest
@@ -18,10 +17,8 @@ from reproduction.figures import FIGURES
 from reproduction.reading import completed
 from reproduction.running import reproduce
 from reproduction.workshop import Network, Workshop
+from tests.reproduction.trials import with_mnist
 
-with_files = pytest.mark.skipif(
-    "COVARY_DATA" not in os.environ, reason="needs MNIST in $COVARY_DATA"
-)
 SHARED = "printed, shared"
 NAMES = ("mnist-relu", "mnist-heaviside", "mnist-lif", "shared-mnist")
 
@@ -92,7 +89,7 @@ def test_parts_and_claims_are_of_both_recipes():
         assert counts == (name in ("mnist-lif", "shared-mnist"))
 
 
-@with_files
+@with_mnist
 @pytest.mark.parametrize("name", ["mnist-relu", "mnist-heaviside", "mnist-lif"])
 def test_the_printed_recipe_runs_and_is_drawn_beside_the_other(name, tmp_path):
     experiment, shop = get(name), Workshop(folder=tmp_path / "work")

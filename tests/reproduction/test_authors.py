@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from itertools import pairwise
 
@@ -20,14 +19,11 @@ from reproduction.figures import FIGURES, TABLES
 from reproduction.published import weights
 from reproduction.running import reproduce
 from reproduction.workshop import Network, Workshop
-from tests.reproduction.trials import trial
+from tests.reproduction.trials import trial, with_mnist
 
 with_weights = pytest.mark.skipif(
     not all(weights.find(name) for name in weights.NETWORKS),
     reason="needs the authors' published weights in $COVARY_DATA/authors",
-)
-with_digits = pytest.mark.skipif(
-    "COVARY_DATA" not in os.environ, reason="needs MNIST in $COVARY_DATA"
 )
 ROWS = ("network-relu", "network-heaviside", "ood-notmnist", "fgsm")
 # What each of the four gives without any noise, of all test digits.
@@ -51,7 +47,7 @@ def test_weights_are_those_of_the_widths(name):
 
 
 @with_weights
-@with_digits
+@with_mnist
 @pytest.mark.parametrize("name", weights.NETWORKS)
 def test_a_network_of_them_classifies_digits(tmp_path, name):
     """Its means without noise are those of the plain network, written out here."""
@@ -119,7 +115,7 @@ def test_parts_whose_weights_are_absent_are_missing(tmp_path, monkeypatch):
 
 
 @with_weights
-@with_digits
+@with_mnist
 @pytest.mark.parametrize("name", ROWS)
 def test_parts_of_theirs_run_and_are_drawn(tmp_path, name):
     experiment = get(name)

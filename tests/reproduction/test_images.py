@@ -1,7 +1,5 @@
 """Accuracy on images: what the rows say, what is measured, and why three trainings are one."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -23,11 +21,9 @@ from reproduction.figures.images import FIGURES, TABLES
 from reproduction.published import images as published
 from reproduction.running import reproduce
 from reproduction.workshop import Network, Workshop
+from tests.reproduction.trials import with_mnist
 
 OWN, SHARED = EXPERIMENTS
-with_files = pytest.mark.skipif(
-    "COVARY_DATA" not in os.environ, reason="needs MNIST in $COVARY_DATA"
-)
 
 
 def gradients(covariance, hidden, activation):
@@ -142,7 +138,7 @@ def smoke(tmp_path_factory):
     return workshop, [reproduce(each, "smoke", workshop, results=folder) for each in EXPERIMENTS]
 
 
-@with_files
+@with_mnist
 def test_numbers_are_those_of_the_trained_network(smoke):
     """Against probabilities, and pairs of entropies counted one by one."""
     workshop, (record, _) = smoke
@@ -167,7 +163,7 @@ def test_numbers_are_those_of_the_trained_network(smoke):
     assert len(part["series"]["validation"]) == settings["network"]["settings"]["epochs"]
 
 
-@with_files
+@with_mnist
 def test_shared_covariances_are_set_against_those_of_samples(smoke):
     _, (own, shared) = smoke
     beside = own["parts"][0]["metrics"]["accuracy"]
@@ -176,7 +172,7 @@ def test_shared_covariances_are_set_against_those_of_samples(smoke):
     assert found["degradation"] == pytest.approx(beside - found["accuracy"])
 
 
-@with_files
+@with_mnist
 def test_the_same_part_gives_the_same_numbers(smoke, tmp_path):
     _, (record, _) = smoke
     before = record["parts"][1]

@@ -17,11 +17,9 @@ from reproduction.experiments.cumulants import GROUPS, PowerSums
 from reproduction.figures.beyond import FIGURES
 from reproduction.running import reproduce
 from reproduction.workshop import Workshop
+from tests.reproduction.trials import with_mnist
 
 (ROW,) = second_order.EXPERIMENTS
-with_files = pytest.mark.skipif(
-    "COVARY_DATA" not in os.environ, reason="needs MNIST in $COVARY_DATA"
-)
 
 
 def seeded(seed=0):
@@ -51,7 +49,7 @@ def test_random_networks_run_and_have_a_figure(tmp_path):
     FIGURES[ROW.name](record).figure.savefig(tmp_path / "figure.png")
 
 
-@with_files
+@with_mnist
 @pytest.mark.parametrize("label", list(second_order._TRAINED))
 def test_trained_networks_run_and_have_a_figure(label, tmp_path):
     workshop = Workshop(folder=tmp_path, data_dir=os.environ["COVARY_DATA"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from reproduction.cli import app
@@ -12,6 +14,9 @@ from reproduction.workshop import Workshop
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "reproduction"
+with_mnist = pytest.mark.skipif(
+    "COVARY_DATA" not in os.environ, reason="needs MNIST in $COVARY_DATA"
+)
 
 
 def trial(measure=None, claims=None, **more) -> Experiment:
