@@ -593,7 +593,7 @@ def test_new_rows_without_any_of_the_columns_name_them(tmp_path):
 def test_decimal_commas_are_told(tmp_path):
     rows = "\n".join(f"{i},{i % 7};{i % 5},5" for i in range(60))
     path = text(tmp_path / "t.csv", f"a;y\n{rows}\n")
-    told = "'y' holds texts; numbers are read if they have a point, 3.5, and not a comma"
+    told = "'y' holds texts; numbers are read if they have a point (3.5) and no comma"
     with pytest.raises(data.DataError, match=re.escape(told)):
         data.read_table(path, target="y")
     labels, _ = data.read_table(path, target="y", task="classification")

@@ -66,7 +66,7 @@ def hint_of_spelling(texts: Iterable[str]) -> str:
     if _LIKE_A_DATE.fullmatch(first):
         return "; dates are read if they are written as 2024-03-01 or 2024-03-01 12:30:00"
     if _WITH_COMMA.fullmatch(first):
-        return "; numbers are read if they have a point, 3.5, and not a comma, 3,5"
+        return "; numbers are read if they have a point (3.5) and no comma (3,5)"
     return ""
 
 
